@@ -1,0 +1,241 @@
+"""The only module that imports numba and llvmlite, and it does so when something is compiled, not before.
+
+Kernels write ``from .._numba import cuda`` and use ``cuda.threadIdx.x``: `cuda` here is a placeholder that binding
+replaces by Numba's module or by the simulated machine's (``nvfp4.program``).
+"""
+
+from __future__ import annotations
+
+import functools
+import os
+from collections.abc import Callable
+from types import ModuleType
+from typing import Any
+
+from .errors import ToolchainError
+from .ptx.instruction import Instruction, split_tuple
+
+
+class _CudaPlaceholder:
+    """Stands for ``numba.cuda`` in a kernel's module until a program is bound."""
+
+    def __getattr__(self, name: str) -> Any:
+        if name.startswith("__"):
+            raise AttributeError(name)
+        raise RuntimeError(
+            f"cuda.{name} has no meaning outside a running kernel: kernels run through nvfp4.launch, "
+            "or on the simulated machine inside `with nvfp4.simulate():`"
+        )
+
+    def __repr__(self) -> str:
+        return "<cuda, bound when a program is>"
+
+
+cuda: Any = _CudaPlaceholder()
+
+#: True in a process that was started with NUMBA_ENABLE_CUDASIM=1.
+SIMULATED_PROCESS = os.environ.get("NUMBA_ENABLE_CUDASIM", "0") not in ("", "0")
+
+
+@functools.cache
+def numba_cuda() -> ModuleType:
+    """``numba.cuda``, imported now.
+
+    Raises
+    ------
+    ToolchainError
+        numba-cuda is not installed, or this process was started with NUMBA_ENABLE_CUDASIM=1, in which Numba cannot
+        compile.
+    """
+    if SIMULATED_PROCESS:
+        raise ToolchainError("NUMBA_ENABLE_CUDASIM is set: Numba compiles nothing in this process; unset it and start anew")
+    try:
+        from numba import cuda as module
+    except ImportError as error:
+        raise ToolchainError(
+            "compiling a kernel needs numba-cuda; install it with: pip install 'numba-cuda>=0.30.4,<0.31'"
+        ) from error
+    return module
+
+
+_PTX_CLASS = {"bool": "r", "u16": "h", "i32": "r", "u32": "r", "i64": "l", "u64": "l", "f32": "f", "ptr": "l"}
+
+
+def _scalar_type(name: str) -> Any:
+    from numba.core import types
+
+    return {
+        "bool": types.boolean,
+        "u16": types.uint16,
+        "i32": types.int32,
+        "u32": types.uint32,
+        "i64": types.int64,
+        "u64": types.uint64,
+        "f32": types.float32,
+        "void": types.void,
+    }[name]
+
+
+def numba_type(name: str) -> Any:
+    """A parameter type of a kernel (``"u8*"``, ``"i64"``) or of an instruction (``"u32x4"``) as Numba's."""
+    from numba.core import types
+
+    if name.endswith("*"):
+        element = {"u8": types.uint8, "u16": types.uint16, "u32": types.uint32, "u64": types.uint64}
+        element |= {"i32": types.int32, "i64": types.int64, "f32": types.float32}
+        return types.CPointer(element[name[:-1]])
+    scalar, count = split_tuple(name)
+    return types.UniTuple(_scalar_type(scalar), count) if count else _scalar_type(scalar)
+
+
+def intrinsic_of(instruction: Instruction, cc: tuple[int, int]) -> Any:
+    """The instruction as a Numba intrinsic for compute capability `cc`.
+
+    Raises
+    ------
+    ToolchainError
+        The instruction has no lowering for this architecture.
+    """
+    lowering = instruction.lowering_for(cc)
+    if lowering is None:
+        needed = min(low.min_cc for low in instruction.lowerings) if instruction.lowerings else None
+        raise ToolchainError(
+            f"instruction {instruction.name} has no lowering for compute capability {cc[0]}.{cc[1]}; it needs {needed}"
+        )
+    return _make_intrinsic(instruction, lowering)
+
+
+@functools.lru_cache(maxsize=None)
+def _make_intrinsic(instruction: Instruction, lowering: Any) -> Any:
+    numba_cuda()
+    from llvmlite import ir
+    from numba.core import cgutils, types
+    from numba.core.errors import TypingError
+    from numba.cuda.extending import _intrinsic
+
+    result, count = split_tuple(instruction.result)
+    llvm = {
+        "bool": ir.IntType(1),
+        "u16": ir.IntType(16),
+        "i32": ir.IntType(32),
+        "u32": ir.IntType(32),
+        "i64": ir.IntType(64),
+        "u64": ir.IntType(64),
+        "f32": ir.FloatType(),
+        "void": ir.VoidType(),
+    }
+
+    def accepts(kind: str, given: Any) -> Any:
+        """The type the argument is cast to, or None where it does not fit."""
+        if kind == "ptr":
+            return given if isinstance(given, types.CPointer) else None
+        if kind == "imm":
+            return given if isinstance(given, types.Literal) else None
+        scalar, number = split_tuple(kind)
+        if number:
+            fits = isinstance(given, types.BaseTuple) and len(given) == number
+            return types.UniTuple(_scalar_type(scalar), number) if fits else None
+        wanted = _scalar_type(scalar)
+        if kind == "f32":
+            return wanted if given in (types.float32,) else None
+        if kind == "bool":
+            return wanted if isinstance(types.unliteral(given), types.Boolean) else None
+        fits = isinstance(types.unliteral(given), (types.Integer, types.Boolean))
+        return wanted if fits else None
+
+    def typing(typingctx: Any, *given: Any) -> Any:
+        if len(given) == 1 and isinstance(given[0], (tuple, list)):
+            given = tuple(given[0])
+        wanted = tuple(accepts(kind, argument) for kind, argument in zip(instruction.parameters, given, strict=False))
+        if len(given) != len(instruction.parameters) or None in wanted:
+            raise TypingError(
+                f"{instruction.name} takes ({', '.join(instruction.parameters)}); got ({', '.join(map(str, given))})"
+            )
+        immediates = {
+            name: argument.literal_value
+            for name, kind, argument in zip(instruction.names, instruction.parameters, given, strict=True)
+            if kind == "imm"
+        }
+        signature = numba_type(instruction.result)(*wanted)
+
+        def codegen(context: Any, builder: Any, _sig: Any, arguments: Any) -> Any:
+            operands, classes = [], []
+            for kind, wanted_type, value in zip(instruction.parameters, wanted, arguments, strict=True):
+                scalar, number = split_tuple(kind)
+                if kind == "imm":
+                    continue
+                parts = [builder.extract_value(value, i) for i in range(number)] if number else [value]
+                for part in parts:
+                    if scalar == "bool" and lowering.asm is not None:
+                        part = builder.zext(part, ir.IntType(32))
+                    elif scalar == "ptr" and lowering.asm is not None:
+                        part = builder.ptrtoint(part, ir.IntType(64))
+                    operands.append(part)
+                    classes.append(_PTX_CLASS[scalar])
+            if lowering.build is not None:
+                values = lowering.build(builder, ir, operands, **immediates)
+                if result == "void":
+                    return context.get_dummy_value()
+                if count:
+                    return cgutils.pack_array(builder, values)
+                return values
+            text = lowering.asm
+            for name, value in immediates.items():
+                text = text.replace("{" + name + "}", str(value))
+            number_out = 0 if result == "void" else max(count, 1)
+            outputs = [ir.IntType(32) if result == "bool" else llvm[result]] * number_out
+            returned = ir.VoidType() if number_out == 0 else outputs[0]
+            if number_out > 1:
+                returned = ir.LiteralStructType(outputs)
+            constraints = lowering.constraints
+            if constraints is None:
+                constraints = ",".join(["=" + _PTX_CLASS[result]] * number_out + classes)
+            if lowering.memory:
+                constraints += ",~{memory}"
+            function = ir.FunctionType(returned, [operand.type for operand in operands])
+            code = ir.InlineAsm(function, text, constraints, side_effect=lowering.memory)
+            value = builder.call(code, operands)
+            if number_out == 0:
+                return context.get_dummy_value()
+            if number_out > 1 or count == 1:
+                parts = [builder.extract_value(value, i) for i in range(number_out)] if number_out > 1 else [value]
+                return cgutils.pack_array(builder, parts)
+            if result == "bool":
+                value = builder.icmp_unsigned("!=", value, ir.Constant(ir.IntType(32), 0))
+            return value
+
+        return signature, codegen
+
+    # Numba reads the number and names of an intrinsic's parameters from its typing function's signature.
+    names = ", ".join(instruction.names)
+    scope: dict[str, Any] = {"typing": typing}
+    exec(f"def {instruction.name}(typingctx, {names}):\n    return typing(typingctx, {names})", scope)
+    # Immediates must reach typing() as literals: prefer_literal asks Numba for them first. The public decorator of
+    # numba-cuda 0.30 is already bound to the target and takes no options.
+    literal = "imm" in instruction.parameters
+    return _intrinsic(target="cuda", prefer_literal=literal)(scope[instruction.name])
+
+
+def device_function(function: Any) -> Any:
+    """A bound helper function as a Numba device function that is always inlined."""
+    return numba_cuda().jit(device=True, inline="always")(function)
+
+
+def compile_to_ltoir(
+    function: Callable[..., Any],
+    parameters: tuple[str, ...],
+    cc: tuple[int, int, str],
+    *,
+    launch_bounds: tuple[int, ...] | None = None,
+    output: str = "ltoir",
+) -> bytes | str:
+    """Compile a bound kernel body; `output` is ``"ltoir"`` or ``"ptx"``."""
+    module = numba_cuda()
+    from numba.core import types
+
+    signature = types.void(*(numba_type(name) for name in parameters))
+    options: dict[str, Any] = {} if launch_bounds is None else {"launch_bounds": launch_bounds}
+    code, _ = module.compile(
+        function, signature, cc=cc, device=False, abi="numba", output=output, **options
+    )
+    return code
