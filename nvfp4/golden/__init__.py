@@ -1,0 +1,36 @@
+"""The definition of the package's arithmetic in NumPy; imports no compiler and no CUDA package."""
+
+from __future__ import annotations
+
+from .casts import (
+    cast_float,
+    decode_e2m1,
+    decode_e4m3,
+    decode_e5m2,
+    decode_e8m0,
+    encode_e2m1,
+    encode_e4m3,
+    encode_e5m2,
+    widen,
+)
+from .interleave import deinterleave_scales, interleave_scales
+from .quantize import quantize
+from .scales import amax_encode_scale, e8m0_scale, row_amax_encode_scale
+
+__all__ = [
+    "amax_encode_scale",
+    "cast_float",
+    "decode_e2m1",
+    "decode_e4m3",
+    "decode_e5m2",
+    "decode_e8m0",
+    "deinterleave_scales",
+    "e8m0_scale",
+    "encode_e2m1",
+    "encode_e4m3",
+    "encode_e5m2",
+    "interleave_scales",
+    "quantize",
+    "row_amax_encode_scale",
+    "widen",
+]
