@@ -13,7 +13,10 @@ from .casts import (
     encode_e5m2,
     widen,
 )
+from .dequantize import dequantize, element_scale_product
+from .grouped import grouped_quantize
 from .interleave import deinterleave_scales, interleave_scales
+from .matmul import grouped_matmul, matmul
 from .quantize import quantize
 from .scales import amax_encode_scale, e8m0_scale, row_amax_encode_scale
 
@@ -25,11 +28,16 @@ __all__ = [
     "decode_e5m2",
     "decode_e8m0",
     "deinterleave_scales",
+    "dequantize",
     "e8m0_scale",
+    "element_scale_product",
     "encode_e2m1",
     "encode_e4m3",
     "encode_e5m2",
+    "grouped_matmul",
+    "grouped_quantize",
     "interleave_scales",
+    "matmul",
     "quantize",
     "row_amax_encode_scale",
     "widen",

@@ -70,8 +70,8 @@ class _Float8:
         # A float32 pattern shifted to this mantissa exceeds the code by the difference of biases.
         self.rebias = np.uint32((127 - bias) << mantissa)
         self.smallest_normal = np.uint32((128 - bias) << 23)
-        # Adding 2^(24 - bias - mantissa - ...) leaves an ulp of one subnormal step, so that the
-        # addition itself rounds to nearest even.
+        # A sum with this number has an ulp of one subnormal step: the addition itself rounds to
+        # nearest even.
         self.anchor = np.float32(2.0 ** (24 - bias - mantissa))
         self.anchor_pattern = np.array(self.anchor).view(np.uint32)[()]
         self.first_normal_code = np.uint32(1 << mantissa)
@@ -161,9 +161,7 @@ def _encode_float8(values: Any, element: str) -> np.ndarray:
     patterns = _patterns(values)
     magnitudes = patterns & _ABS
     codes = np.empty(patterns.shape, np.uint8)
-    magnitude_float8(
-        magnitudes, element, codes, np.empty_like(patterns), np.empty_like(patterns)
-    )
+    magnitude_float8(magnitudes, element, codes, np.empty_like(patterns), np.empty_like(patterns))
     codes |= (patterns > _ABS).view(np.uint8) << 7
     codes[magnitudes > _INF] = _NAN_FP8
     return codes
@@ -288,11 +286,12 @@ def cast_float(values: np.ndarray, dtype: Any) -> np.ndarray:
     return rounded.astype(np.uint16).view(bfloat16())
 
 
-def bfloat16() -> np.dtype:
+def bfloat16() -> np.dtype[Any]:
     """The NumPy dtype of bfloat16; imported late, because only bfloat16 results need ml_dtypes."""
     from ml_dtypes import bfloat16 as scalar_type
 
-    return np.dtype(scalar_type)
+    dtype: np.dtype[Any] = np.dtype(scalar_type)
+    return dtype
 
 
 def _patterns(values: Any) -> np.ndarray:

@@ -55,7 +55,7 @@ def decode_scale_of(g: np.ndarray) -> np.ndarray:
 
 
 def magnitude_max(x: np.ndarray, axis: int | None = None, keepdims: bool = False) -> np.ndarray:
-    """max |x| in float32, NaN if there is a NaN, 0 of nothing."""
+    """Max |x| in float32, NaN if there is a NaN, 0 of nothing."""
     patterns = np.ascontiguousarray(widen(x)).view(np.uint32).reshape(x.shape) & _ABS
     # The patterns of magnitudes are ordered as the values, NaN above infinity.
     largest = np.max(patterns, axis=axis, keepdims=keepdims, initial=np.uint32(0))
