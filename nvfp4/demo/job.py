@@ -188,9 +188,6 @@ def _db(signal: NDArray[Any], got: NDArray[Any]) -> float:
     return float("inf") if noise == 0 else float(10 * np.log10(np.sum(signal**2) / noise))
 
 
-# --- the simulated slice ---------------------------------------------------------------------------
-
-
 def simulate_slice(
     model: Model, routing: Routing, fmt: str, *, arch: str = "sm_90a", rows: int = 4
 ) -> Simulated:
@@ -209,14 +206,15 @@ def simulate_slice(
     offsets = np.concatenate([[0], np.cumsum([len(r) for r in ranges])]).astype(np.int32)
     x = np.ascontiguousarray(model.rows[:, :depth])
     w = np.ascontiguousarray(experts)
-    x_scale, w_scale = encode_scales(Model(w, x), fmt)
+    x_scale, w_scale = encode_scales(Model(model.name, w, x), fmt)
 
     def corner() -> tuple[Any, Any, NDArray[np.float32]]:
         weights = nvfp4.quantize(w, fmt, encode_scale=w_scale)
         a = nvfp4.grouped_quantize(
             x, fmt, row_offsets=offsets, row_indices=indices, encode_scale=x_scale
         )
-        return weights, a, nvfp4.grouped_matmul(a, weights, row_offsets=offsets, out_dtype="float32")
+        out = nvfp4.grouped_matmul(a, weights, row_offsets=offsets, out_dtype="float32")
+        return weights, a, out
 
     golden_w, golden_a, golden_out = corner()
     start = time.perf_counter()
@@ -279,7 +277,8 @@ def _exact_sums(
     terms = a[:, None, :] * b[expert]  # exact in float64
     mantissa, exponent = np.frexp(terms)
     bits = (mantissa * 2.0**53).astype(np.int64)
-    lowest = np.where(terms == 0, np.inf, np.ldexp((bits & -bits).astype(np.float64), exponent - 53))
+    lowest = np.ldexp((bits & -bits).astype(np.float64), exponent - 53)
+    lowest[terms == 0] = np.inf
     total = np.abs(terms).sum(axis=-1)
     exact = total <= lowest.min(axis=-1) * 2.0**24
     scale = np.abs(np.broadcast_to(rows.decode_scale, len(offsets) - 1).astype(np.float64))

