@@ -138,7 +138,8 @@ def allocated_tiles(rows: int, groups: int) -> int:
     Each range starts on a fresh tile, so its last one may be partly used; this bound,
     ``ceil(rows / 128) + min(groups, rows)``, needs no look at the offsets.
     """
-    return scale_tiles(rows) + min(groups, rows)
+    tiles: int = scale_tiles(rows) + min(groups, rows)
+    return tiles
 
 
 def tile_starts(row_offsets: Any) -> np.ndarray:

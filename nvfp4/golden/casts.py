@@ -29,6 +29,7 @@ __all__ = [
 _ABS = np.uint32(0x7FFFFFFF)
 _INF = np.uint32(0x7F800000)
 _NAN_FP8 = np.uint8(0x7F)
+_PIECE = 1 << 15  # elements that are worked on at a time, so that they stay in the cache
 
 # Bit patterns of the midpoints .25, .75, 1.25, 1.75, 2.5, 3.5, 5 between neighbouring e2m1 values,
 # raised by one where a tie goes to the lower (even) code: a magnitude has as code the number of
@@ -277,13 +278,25 @@ def cast_float(values: np.ndarray, dtype: Any) -> np.ndarray:
             return values.astype(np.float16)
     if name != "bfloat16":
         raise ValueError(f"dtype must be 'float32', 'float16' or 'bfloat16'; got {name!r}")
-    patterns = np.ascontiguousarray(values).view(np.uint32).reshape(values.shape)
+    flat = np.ascontiguousarray(values).view(np.uint32).reshape(-1)
+    out = np.empty(flat.size, np.uint16)
+    for start in range(0, flat.size, _PIECE):
+        some = slice(start, start + _PIECE)
+        out[some] = _bfloat16_patterns(flat[some])
+    return out.view(bfloat16()).reshape(values.shape)
+
+
+def _bfloat16_patterns(patterns: np.ndarray) -> np.ndarray:
     upper = patterns >> np.uint32(16)
+    rounded = upper & np.uint32(1)
+    rounded += np.uint32(0x7FFF)
+    rounded += patterns
+    rounded >>= np.uint32(16)
     # In a NaN the rounding could carry into the exponent or leave an empty mantissa.
-    rounded = (patterns + (upper & np.uint32(1)) + np.uint32(0x7FFF)) >> np.uint32(16)
     nan = (patterns & _ABS) > _INF
-    rounded = np.where(nan, upper | np.uint32(0x40), rounded)
-    return rounded.astype(np.uint16).view(bfloat16())
+    if nan.any():
+        rounded[nan] = upper[nan] | np.uint32(0x40)
+    return rounded
 
 
 def bfloat16() -> np.dtype[Any]:

@@ -107,7 +107,7 @@ def _products(
     scale_layout: str,
     where: Rows | None,
 ) -> np.ndarray:
-    """element * f32(scale), anything in rows that no range covers."""
+    """Element * f32(scale), anything in rows that no range covers."""
     out = np.empty(shape, np.float32)
     blocks = block_count(fmt, shape[-1])
     if not out.size:

@@ -208,7 +208,7 @@ def _row_encode_scales(
 
 
 def _tiles_needed(rows: int, offsets: np.ndarray, tile_starts: Any) -> int:
-    tiles = allocated_tiles(rows, offsets.size - 1)
+    tiles: int = allocated_tiles(rows, offsets.size - 1)
     if tile_starts is not None and offsets.size > 1:
         ends = np.asarray(tile_starts, np.int64) + scale_tiles(np.diff(offsets))
         tiles = max(tiles, int(ends.max()))

@@ -17,9 +17,9 @@ from .grouped import assign_rows, range_experts
 
 __all__ = ["grouped_matmul", "matmul"]
 
-# A tile of sums and one of terms stay in the first- and second-level cache.
-_TILE_ROWS = 32
-_TILE_COLUMNS = 1024
+# A tile of sums and one of terms stay in the second-level cache.
+_TILE = 1 << 15
+_TILE_COLUMNS = 1 << 10
 
 
 def matmul(
@@ -156,7 +156,8 @@ def _result_columns(epilogue: Callable[..., Any] | None, columns: int) -> int:
     if epilogue is None:
         return columns
     none = np.zeros((0, columns), np.float32)
-    return _apply(epilogue, none, np.zeros(0, np.int64), 0).shape[1]
+    shape: tuple[int, ...] = _apply(epilogue, none, np.zeros(0, np.int64), 0).shape
+    return shape[1]
 
 
 def _sums(a: np.ndarray, b: np.ndarray) -> np.ndarray:
@@ -164,14 +165,16 @@ def _sums(a: np.ndarray, b: np.ndarray) -> np.ndarray:
     rows, columns = a.shape[0], b.shape[0]
     out = np.zeros((rows, columns), np.float32)
     b_by_k = np.ascontiguousarray(b.T)
-    for row in range(0, rows, _TILE_ROWS):
-        a_by_k = np.ascontiguousarray(a[row : row + _TILE_ROWS].T)[:, :, None]
-        for column in range(0, columns, _TILE_COLUMNS):
-            b_part = b_by_k[:, column : column + _TILE_COLUMNS]
+    column_step = max(1, min(columns, _TILE_COLUMNS))
+    row_step = _TILE // column_step
+    for row in range(0, rows, row_step):
+        a_by_k = np.ascontiguousarray(a[row : row + row_step].T)[:, :, None]
+        for column in range(0, columns, column_step):
+            b_part = b_by_k[:, column : column + column_step]
             total = np.zeros((a_by_k.shape[1], b_part.shape[1]), np.float32)
             term = np.empty_like(total)
             for a_k, b_k in zip(a_by_k, b_part, strict=True):
                 np.multiply(a_k, b_k, out=term)
                 np.add(total, term, out=total)
-            out[row : row + _TILE_ROWS, column : column + _TILE_COLUMNS] = total
+            out[row : row + row_step, column : column + column_step] = total
     return out

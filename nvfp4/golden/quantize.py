@@ -75,11 +75,7 @@ def quantize(
         x.reshape(rows, columns), fmt, g if by_row is None else by_row, scale_rounding
     )
     codes = codes.reshape(codes_shape(fmt, x.shape))
-    scales = (
-        scales.reshape(*lead, -1)
-        if scales.size
-        else scales.reshape(scale_shape(fmt, x.shape, "linear"))
-    )
+    scales = scales.reshape(scale_shape(fmt, x.shape, "linear"))
     if scale_layout == "tcgen":
         scales = interleave_scales(scales)
     return codes, scales, decode_scale

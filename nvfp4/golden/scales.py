@@ -25,7 +25,6 @@ FLT_MAX = np.finfo(np.float32).max
 _ONE = np.float32(1)
 _SIXTH = np.float32(1) / np.float32(6)
 _SMALLEST_NORMAL = np.float32(2.0**-126)
-_ABS = np.uint32(0x7FFFFFFF)
 _INF = np.uint32(0x7F800000)
 
 
@@ -56,10 +55,12 @@ def decode_scale_of(g: np.ndarray) -> np.ndarray:
 
 def magnitude_max(x: np.ndarray, axis: int | None = None, keepdims: bool = False) -> np.ndarray:
     """Max |x| in float32, NaN if there is a NaN, 0 of nothing."""
-    patterns = np.ascontiguousarray(widen(x)).view(np.uint32).reshape(x.shape) & _ABS
+    unsigned: Any
+    unsigned, sign = (np.uint32, 1 << 31) if x.dtype.itemsize == 4 else (np.uint16, 1 << 15)
     # The patterns of magnitudes are ordered as the values, NaN above infinity.
-    largest = np.max(patterns, axis=axis, keepdims=keepdims, initial=np.uint32(0))
-    return np.asarray(largest, dtype=np.uint32).view(np.float32)
+    patterns = x.view(unsigned) & unsigned(sign - 1)
+    largest = np.max(patterns, axis=axis, keepdims=keepdims, initial=unsigned(0))
+    return widen(np.asarray(largest, dtype=unsigned).view(x.dtype))
 
 
 def amax_encode_scale(x: np.ndarray, fmt: BlockFormat) -> np.ndarray:
