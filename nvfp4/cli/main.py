@@ -9,7 +9,6 @@ from __future__ import annotations
 import errno
 import importlib
 import sys
-from collections.abc import Sequence
 from typing import Any, NoReturn
 
 import click
@@ -43,21 +42,12 @@ class Program(click.Group):
         with formatter.section("Commands"):
             formatter.write_dl([(name, COMMANDS[name][1]) for name in self.list_commands(ctx)])
 
-    def main(
-        self,
-        args: Sequence[str] | None = None,
-        prog_name: str | None = None,
-        complete_var: str | None = None,
-        standalone_mode: bool = True,
-        windows_expand_args: bool = True,
-        **extra: Any,
-    ) -> Any:
+    def main(self, *args: Any, **options: Any) -> Any:
         """Run and exit: 0, 1 for a failed check, 2 for a mistake, 130 if interrupted."""
-        prog_name = prog_name or "nvfp4"
+        prog_name = options.setdefault("prog_name", "nvfp4") or "nvfp4"
+        options["standalone_mode"] = False  # click raises, and the lines below say it
         try:
-            code = super().main(
-                args, prog_name, complete_var, False, windows_expand_args, **extra
-            )
+            code = super().main(*args, **options)
         except click.ClickException as error:
             _fail(_command_path(error, prog_name), error.format_message())
         except (ToolchainError, UnsupportedError) as error:
