@@ -130,11 +130,18 @@ def _tokens(file: Path) -> tuple[list[int], list[int]]:
     """Token ids of the page in passages that the model could read, and their positions."""
     from tokenizers import Tokenizer
 
-    tokenizer = Tokenizer.from_file(str(file))
+    try:
+        tokenizer = Tokenizer.from_str(file.read_text(encoding="utf-8"))
+    except OSError:
+        raise
+    except Exception as error:  # the package raises nothing narrower
+        raise ModelError(f"{file} is not a tokenizer: {error}") from error
     tokenizer.no_truncation()
     tokenizer.no_padding()
     text = tokenizer.encode(page(), add_special_tokens=False).ids
     first, last = tokenizer.token_to_id("[CLS]"), tokenizer.token_to_id("[SEP]")
+    if first is None or last is None:
+        raise ModelError(f"{file} has no tokens [CLS] and [SEP]")
     ids: list[int] = []
     positions: list[int] = []
     for start in range(0, len(text), PASSAGE - 2):
