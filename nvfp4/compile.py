@@ -1,0 +1,159 @@
+"""From a program to machine code: body -> LTO-IR -> cubin, behind a cache.
+
+Numba compiles a body to LTO-IR, nvJitLink links that with link-time optimisation (``cuda.core``).
+Never PTX through nvJitLink: it compiles PTX as relocatable code, which serialises wgmma. No GPU and
+no driver takes part, so every target can be built anywhere. A cache hit imports none of this.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import re
+import subprocess
+import tempfile
+import threading
+from pathlib import Path
+from typing import Any
+
+from . import toolchain
+from .architectures import capability, check_supported
+from .cache import Cache, default_cache
+from .cubin import Binary, read_cubin
+from .errors import ToolchainError
+from .program import DeviceWorld, Program
+
+__all__ = ["build", "faults", "find", "inspect", "sass"]
+
+# Numba compiles one function at a time, whatever the number of threads that ask.
+_building = threading.RLock()
+
+_SERIALISED = re.compile(r"\bC75\d\d\b")
+_DOUBLE = re.compile(r"\.f64\b")
+
+
+def find(program: Program, arch: str, *, cache: Cache | None = None) -> Binary | None:
+    """A program's machine code if it is in the cache; builds nothing, imports no compiler."""
+    check_supported(program.kernel, arch)
+    return (default_cache() if cache is None else cache).find(program, arch)
+
+
+def build(program: Program, arch: str, *, cache: Cache | None = None) -> Binary:
+    """A program's machine code, from the cache or built now.
+
+    Parameters
+    ----------
+    program
+        A kernel with its constants.
+    arch
+        One of ``nvfp4.architectures.ARCHITECTURES``.
+    cache
+        Where to look and to keep; None: :func:`nvfp4.cache.default_cache`.
+
+    Raises
+    ------
+    ValueError
+        No such target.
+    UnsupportedError
+        The kernel is not made for it.
+    ToolchainError
+        A compiler is missing, or NVVM is newer than the nvJitLink beside it.
+    """
+    cache = default_cache() if cache is None else cache
+    binary = find(program, arch, cache=cache)
+    if binary is not None:
+        return binary
+    with _building:
+        binary = cache.find(program, arch)  # another thread may just have built it
+        if binary is None:
+            binary, _ = _compile(program, arch, ptx=False)
+            cache.store(program, arch, binary)
+    return binary
+
+
+def inspect(program: Program, arch: str) -> tuple[Binary, str]:
+    """Build now, past every cache, and return the PTX beside the machine code.
+
+    The PTX is what link-time optimisation makes of the program: the text from which the machine
+    code comes. Raises as :func:`build` does.
+    """
+    check_supported(program.kernel, arch)
+    with _building:
+        return _compile(program, arch, ptx=True)
+
+
+def _compile(program: Program, arch: str, *, ptx: bool) -> tuple[Binary, str]:
+    toolchain.check_compilers()
+    from . import _numba
+
+    kernel = program.kernel
+    cc = capability(arch)
+    bounds: tuple[int, ...] | None = None
+    if kernel.threads:
+        resident = (kernel.blocks_per_sm,) if kernel.blocks_per_sm else ()
+        bounds = (kernel.threads, *resident)
+    try:
+        body = program.bind(DeviceWorld(cc[:2]))
+        code: Any = _numba.compile_to_ltoir(body, kernel.parameters, cc, launch_bounds=bounds)
+        cubin, log = _link(code, arch, "cubin")
+        text = _link(code, arch, "ptx")[0].rstrip(b"\0").decode() if ptx else ""
+    except Exception as error:
+        error.add_note(f"while compiling {program.label} for {arch}")
+        raise
+    binary = read_cubin(program.label, arch, cubin, log)
+    return dataclasses.replace(binary, compilers=toolchain.installed()), text
+
+
+def _link(ltoir: bytes, arch: str, target: str) -> tuple[bytes, str]:
+    """Link LTO-IR to ``"cubin"`` or ``"ptx"``; returns it and the log."""
+    try:
+        from cuda.core import Linker, LinkerOptions, ObjectCode
+    except ImportError as error:
+        raise ToolchainError("compiling a kernel needs cuda-core: pip install cuda-core") from error
+    options: dict[str, Any] = {"ptx": True} if target == "ptx" else {"ptxas_options": ["-v"]}
+    linker = Linker(
+        ObjectCode.from_ltoir(ltoir),
+        options=LinkerOptions(arch=arch, link_time_optimization=True, **options),
+    )
+    linked = linker.link(target)
+    return bytes(linked.code), f"{linker.get_info_log()}\n{linker.get_error_log()}"
+
+
+def sass(binary: Binary) -> str:
+    """The machine code as text, by nvdisasm.
+
+    Raises
+    ------
+    ToolchainError
+        nvdisasm is not there, or does not know the target.
+    """
+    with tempfile.TemporaryDirectory(prefix="nvfp4-") as folder:
+        file = Path(folder) / "kernel.cubin"
+        file.write_bytes(binary.cubin)
+        done = subprocess.run(
+            [toolchain.tool("nvdisasm"), "-c", str(file)],
+            capture_output=True,
+            text=True,
+            check=False,
+        )
+    if done.returncode:
+        raise ToolchainError(f"nvdisasm cannot read code for {binary.arch}: {done.stderr.strip()}")
+    return done.stdout
+
+
+def faults(binary: Binary, ptx: str = "") -> tuple[str, ...]:
+    """What is wrong with a kernel's code, a sentence each; empty: the gate lets it through.
+
+    Registers spilled or arrays in local memory; warnings C75xx of the assembler (wgmma serialised,
+    setmaxnreg dropped); and, where its `ptx` is given, arithmetic in double precision, which no
+    kernel here wants: one literal without ``np.float32`` brings it in.
+    """
+    found = []
+    if any(binary.spill_bytes):
+        found.append("spills {} bytes of stores, {} of loads".format(*binary.spill_bytes))
+    elif binary.stack_bytes:
+        found.append(f"keeps {binary.stack_bytes} bytes a thread in local memory")
+    found += [line for line in binary.log if _SERIALISED.search(line)]
+    doubles = sorted({line.split()[0] for line in ptx.splitlines() if _DOUBLE.search(line)})
+    if doubles:
+        found.append(f"computes in float64: {', '.join(doubles)}")
+    return tuple(found)

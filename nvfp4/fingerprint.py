@@ -1,0 +1,168 @@
+"""What a built kernel depends on, as one digest: the key of the disk cache.
+
+The digest covers the bytes of the source files in which the kernel's body and its helpers stand, of
+the instructions' files and of the modules that compile; the values of every name that they use; the
+program's constants; and the code, not the file, of functions that a user puts in (epilogues), so
+that an edit elsewhere in the user's file rebuilds nothing. No path and no time of a file is in it:
+the same sources have the same digest on every machine. The versions of the compilers are no part of
+it; the cache keeps them beside it (``nvfp4.cache``).
+
+An edit can so never meet a stale binary, and computing it imports no compiler.
+"""
+
+from __future__ import annotations
+
+import functools
+import hashlib
+import struct
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from types import CodeType, FunctionType, ModuleType
+from typing import Any
+
+import numpy as np
+
+from . import program as _program
+from .program import Program
+from .ptx.instruction import Instruction
+
+__all__ = ["source_key"]
+
+_PACKAGE = Path(__file__).resolve().parent
+# Everything through which a body goes on its way to a cubin.
+_COMPILING = ("_numba.py", "architectures.py", "compile.py", "cubin.py", "program.py")
+
+
+def source_key(program: Program, arch: str) -> str:
+    """Digest of everything but the compilers that decides a program's machine code.
+
+    Returns
+    -------
+    str
+        64 hexadecimal digits.
+    """
+    digest = hashlib.sha256()
+    for part in _describe(program, arch):
+        digest.update(len(part).to_bytes(8, "little"))
+        digest.update(part)
+    return digest.hexdigest()
+
+
+def _describe(program: Program, arch: str) -> Iterator[bytes]:
+    kernel = program.kernel
+    yield _package_digest()
+    yield _value((arch, kernel.parameters, kernel.threads, kernel.blocks_per_sm))
+    yield _value(program.constants)
+    given = dict(program.functions)
+    fixed = {name for name, _ in program.constants} | given.keys()
+    seen: set[int] = set()
+    yield from _walk(kernel.body, fixed, seen, by_file=True)
+    for name in sorted(given):
+        yield name.encode()
+        yield from _walk(given[name], fixed, seen, by_file=False)
+
+
+def _walk(
+    function: FunctionType, fixed: set[str], seen: set[int], *, by_file: bool
+) -> Iterator[bytes]:
+    """Describe a function and, depth first, all that it uses."""
+    if id(function) in seen:
+        return
+    seen.add(id(function))
+    yield function.__qualname__.encode()
+    content = _file_digest(function.__code__.co_filename) if by_file else None
+    # A function without a file (typed into a prompt) is known by its code.
+    yield content if content is not None else _code(function.__code__)
+    yield _value(function.__defaults__)
+    yield _value(tuple(sorted((function.__kwdefaults__ or {}).items())))
+    for name, value in sorted(_program.used_values(function).items()):
+        if name in fixed:
+            continue
+        yield name.encode()
+        if isinstance(value, FunctionType):
+            yield from _walk(value, fixed, seen, by_file=by_file)
+        else:
+            yield _value(value)
+
+
+@functools.cache
+def _package_digest() -> bytes:
+    files = [_PACKAGE / name for name in _COMPILING]
+    files += sorted((_PACKAGE / "ptx").glob("*.py"))
+    digest = hashlib.sha256()
+    for file in files:
+        content = _file_digest(str(file))
+        if content is not None:
+            digest.update(file.name.encode() + b"\0" + content)
+    return digest.digest()
+
+
+@functools.cache
+def _file_digest(path: str) -> bytes | None:
+    """Digest of a source file, read once in a process as the modules themselves are."""
+    try:
+        return hashlib.sha256(Path(path).read_bytes()).digest()
+    except OSError:
+        return None
+
+
+def _code(code: CodeType) -> bytes:
+    """What a code object does: everything but where it stands in a file."""
+    return _value(
+        (
+            sys.version_info[:2],  # what bytecode means
+            code.co_code,
+            code.co_consts,
+            code.co_names,
+            code.co_varnames,
+            code.co_freevars,
+            code.co_cellvars,
+            code.co_argcount,
+            code.co_kwonlyargcount,
+            code.co_flags,
+            getattr(code, "co_exceptiontable", b""),
+        )
+    )
+
+
+def _value(value: Any) -> bytes:
+    """A value as bytes, different for values that compile differently (1, 1.0, True; 0.0, -0.0)."""
+    if value is None or value is Ellipsis or isinstance(value, (bool, int, str, complex)):
+        return f"{type(value).__name__}:{value!r};".encode()
+    if isinstance(value, float):
+        return b"float:" + struct.pack("<d", value)
+    if isinstance(value, bytes):
+        return b"bytes:%d:" % len(value) + value
+    if isinstance(value, tuple):
+        return b"(%d:" % len(value) + b"".join(map(_value, value)) + b")"
+    if isinstance(value, frozenset):
+        return b"{" + b"".join(sorted(map(_value, value))) + b"}"
+    if isinstance(value, CodeType):
+        return _code(value)
+    if isinstance(value, Instruction):
+        return _instruction(value)
+    if isinstance(value, FunctionType):
+        return b"function:" + b"".join(_walk(value, set(), set(), by_file=False))
+    if isinstance(value, ModuleType):
+        return b"module:" + value.__name__.encode()
+    if isinstance(value, type):
+        return f"type:{value.__module__}.{value.__qualname__};".encode()
+    if isinstance(value, (np.generic, np.ndarray)):
+        return f"{value.dtype.str}{value.shape}:".encode() + value.tobytes()
+    # Nothing that a kernel may use (binding refuses it): an attribute's name that is a global too.
+    return b"other:" + type(value).__qualname__.encode()
+
+
+def _instruction(instruction: Instruction) -> bytes:
+    parts = [_value((instruction.name, instruction.result, instruction.parameters))]
+    software: Any = instruction.software
+    if software is not None:
+        parts += _walk(software, set(), set(), by_file=True)
+    for lowering in instruction.lowerings:
+        parts.append(_value((lowering.asm, lowering.constraints, lowering.memory, lowering.min_cc)))
+        build = lowering.build
+        if isinstance(build, FunctionType):
+            parts.append(_file_digest(build.__code__.co_filename) or _code(build.__code__))
+            parts.append(_value(tuple(cell.cell_contents for cell in build.__closure__ or ())))
+    return b"[" + b"".join(parts) + b"]"
