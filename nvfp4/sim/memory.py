@@ -1,0 +1,604 @@
+"""Global and shared memory of the simulated machine: bounds, alignment, what was written, and who touched it."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any, Protocol
+
+import numpy as np
+from greenlet import getcurrent
+
+from .atomics import ITEMSIZE, combine, wrap
+from .errors import InvalidOperand, Misaligned, OutOfBounds, ReadOnlyWrite, UnwrittenRead
+from .order import Shadow, fence
+
+if TYPE_CHECKING:
+    from .engine import Thread
+
+_FORMATS = {"u8": "B", "u16": "H", "u32": "I", "u64": "Q", "i32": "i", "i64": "q"}
+
+#: What memory holds before something is written to it.
+POISON = 0xAA
+
+#: Shared-memory address of a block's first dynamic byte: 1024-byte aligned and not 0, so that a forgotten base shows.
+SHARED_BASE = 0x400
+
+
+def _thread() -> Thread | None:
+    """Return the running CUDA thread; None for the host, whose accesses are ordered by the launch."""
+    current: Any = getcurrent()
+    return current if hasattr(current, "lane") else None
+
+
+class Region(Protocol):
+    """What an array proxy reports its accesses to."""
+
+    def note_read(self, address: int, nbytes: int, atomic: bool = False) -> None:
+        """Check and remember a read."""
+
+    def note_write(
+        self, address: int, nbytes: int, atomic: bool = False, silent: bool = False
+    ) -> None:
+        """Check and remember a write; `silent` where it stores what is there."""
+
+    def synchronise(self, address: int) -> None:
+        """Order the threads that meet in an atomic operation at this address."""
+
+
+# Shared memory -------------------------------------------------------------------------------------
+
+
+class SharedMemory:
+    """Bytes with 32-bit addresses from `base` on, bounds and alignment checked and nothing else."""
+
+    __slots__ = ("base", "data", "name", "size")
+
+    def __init__(self, size: int, base: int = SHARED_BASE, name: str = "shared memory") -> None:
+        self.base = base
+        self.size = size
+        self.name = name
+        self.data = bytearray([POISON]) * size
+
+    def load(self, address: int, nbytes: int, order: str = "weak") -> int:
+        """Return `nbytes` (1, 2, 4, 8, 16) bytes as a little-endian integer.
+
+        `order` is ``"weak"``, ``"relaxed"`` or ``"acquire"``, as for :meth:`GlobalPointer.load`.
+        """
+        offset = address - self.base
+        if offset < 0 or offset + nbytes > self.size or address % nbytes:
+            raise self._bad("load", address, nbytes)
+        return int.from_bytes(self.data[offset : offset + nbytes], "little")
+
+    def store(self, address: int, nbytes: int, value: int, order: str = "weak") -> None:
+        """Store the low `nbytes` bytes of an integer; `order` may be ``"release"``."""
+        offset = address - self.base
+        if offset < 0 or offset + nbytes > self.size or address % nbytes:
+            raise self._bad("store", address, nbytes)
+        self.data[offset : offset + nbytes] = (int(value) & ((1 << 8 * nbytes) - 1)).to_bytes(
+            nbytes, "little"
+        )
+
+    def atomic(
+        self, operation: str, address: int, value: Any, dtype: str = "u32", compare: Any = None
+    ) -> Any:
+        """Do an atomic operation of :data:`nvfp4.sim.atomics.OPERATIONS`, or ``cas``; return what was there."""
+        nbytes = ITEMSIZE[dtype]
+        offset = address - self.base
+        if offset < 0 or offset + nbytes > self.size or address % nbytes:
+            raise self._bad("atomic", address, nbytes)
+        self._note_atomic(address, nbytes)
+        old = _from_bits(int.from_bytes(self.data[offset : offset + nbytes], "little"), dtype)
+        new = _to_bits(combine(operation, dtype, old, value, compare), dtype)
+        self.data[offset : offset + nbytes] = new.to_bytes(nbytes, "little")
+        thread = _thread()
+        if thread is not None:
+            thread.spin()
+        return old
+
+    def read(self, address: int, nbytes: int) -> bytes:
+        """Return any number of bytes, as an engine's copy reads them; no alignment is asked for."""
+        offset = address - self.base
+        if offset < 0 or offset + nbytes > self.size:
+            raise self._bad("read", address, nbytes)
+        self.note_read(address, nbytes)
+        return bytes(self.data[offset : offset + nbytes])
+
+    def write(self, address: int, data: bytes) -> None:
+        """Store any number of bytes."""
+        offset = address - self.base
+        if offset < 0 or offset + len(data) > self.size:
+            raise self._bad("write", address, len(data))
+        if data:
+            self.note_write(address, len(data))
+        self.data[offset : offset + len(data)] = data
+
+    def note_read(self, address: int, nbytes: int, atomic: bool = False) -> None:
+        """Check and remember a read of bytes that are in bounds."""
+
+    def note_write(
+        self, address: int, nbytes: int, atomic: bool = False, silent: bool = False
+    ) -> None:
+        """Check and remember a write of bytes that are in bounds."""
+
+    def synchronise(self, address: int) -> None:
+        """Order the threads that meet in an atomic operation at this address."""
+
+    def _note_atomic(self, address: int, nbytes: int) -> None:
+        pass
+
+    def _bad(self, what: str, address: int, nbytes: int) -> OutOfBounds | Misaligned:
+        place = f"{what} of {nbytes} bytes at {address:#x} of {self.name}"
+        offset = address - self.base
+        if 0 <= offset and offset + nbytes <= self.size:
+            return Misaligned(
+                f"{place}: misaligned, the address is not a multiple of {nbytes}",
+                address=address,
+                buffer=self.name,
+            )
+        end = self.base + self.size
+        return OutOfBounds(
+            f"{place}: out of bounds, the block has {self.size} bytes there, from {self.base:#x} to {end:#x}",
+            address=address,
+            buffer=self.name,
+        )
+
+
+class CheckedSharedMemory(SharedMemory):
+    """Shared memory that also reports reads of unwritten bytes, and data races."""
+
+    __slots__ = ("_shadow", "_written")
+
+    def __init__(
+        self,
+        size: int,
+        base: int = SHARED_BASE,
+        name: str = "shared memory",
+        *,
+        unwritten: bool = True,
+        races: bool = True,
+    ) -> None:
+        super().__init__(size, base, name)
+        self._written = bytearray(size) if unwritten else None
+        what = f"byte {base:#x} + {{cell}} of {name}"
+        self._shadow = Shadow(size, what, by_block=False) if races else None
+
+    def load(self, address: int, nbytes: int, order: str = "weak") -> int:
+        """Return bytes as an integer, all of them written before."""
+        value = SharedMemory.load(self, address, nbytes)
+        atomic = order != "weak"
+        self.note_read(address, nbytes, atomic)
+        if atomic and self._shadow is not None:
+            thread = _thread()
+            if thread is not None:
+                self._shadow.synchronise(thread, address - self.base, reads=True, writes=False)
+        return value
+
+    def store(self, address: int, nbytes: int, value: int, order: str = "weak") -> None:
+        """Store bytes, and remember that they are written and by whom."""
+        offset = address - self.base
+        before = self.data[offset : offset + nbytes]
+        SharedMemory.store(self, address, nbytes, value)
+        if order != "weak":
+            thread = _thread()
+            if thread is not None and self._shadow is not None:
+                if order == "release":
+                    fence(thread)
+                self._shadow.synchronise(thread, offset, reads=False, writes=True)
+        silent = before == self.data[offset : offset + nbytes]
+        self.note_write(address, nbytes, order != "weak", silent)
+
+    def note_read(self, address: int, nbytes: int, atomic: bool = False) -> None:
+        """Check and remember a read of bytes that are in bounds."""
+        offset = address - self.base
+        written = self._written
+        if written is not None:
+            hole = written.find(0, offset, offset + nbytes)
+            if hole >= 0:
+                raise UnwrittenRead(
+                    f"unwritten read: {nbytes} bytes at {address:#x} of {self.name}, of which byte "
+                    f"{self.base + hole:#x} was never written",
+                    address=address,
+                    buffer=self.name,
+                )
+        if self._shadow is not None:
+            thread = _thread()
+            if thread is not None:
+                self._shadow.read(thread, offset, offset + nbytes, atomic)
+
+    def note_write(
+        self, address: int, nbytes: int, atomic: bool = False, silent: bool = False
+    ) -> None:
+        """Check and remember a write of bytes that are in bounds."""
+        offset = address - self.base
+        if self._written is not None:
+            self._written[offset : offset + nbytes] = b"\1" * nbytes
+        if self._shadow is not None:
+            thread = _thread()
+            if thread is not None:
+                self._shadow.write(thread, offset, offset + nbytes, atomic, silent)
+
+    def synchronise(self, address: int) -> None:
+        """Order the threads that meet in an atomic operation at this address."""
+        thread = _thread()
+        if thread is not None and self._shadow is not None:
+            self._shadow.synchronise(thread, address - self.base, reads=True, writes=True)
+
+    def _note_atomic(self, address: int, nbytes: int) -> None:
+        if self._written is not None:
+            self.note_read_written(address, nbytes)
+        if self._shadow is not None:
+            thread = _thread()
+            if thread is not None:
+                offset = address - self.base
+                self._shadow.write(thread, offset, offset + nbytes, atomic=True)
+                self._shadow.synchronise(thread, offset, reads=True, writes=True)
+
+    def note_read_written(self, address: int, nbytes: int) -> None:
+        """Check that bytes are written, without remembering a read."""
+        shadow, self._shadow = self._shadow, None
+        try:
+            self.note_read(address, nbytes)
+        finally:
+            self._shadow = shadow
+
+
+# Global memory -------------------------------------------------------------------------------------
+
+
+class GlobalRegion:
+    """The race shadow of a range of global addresses in one launch."""
+
+    __slots__ = ("_granule", "_low", "_shadow")
+
+    def __init__(self, low: int, high: int, granule: int, name: str) -> None:
+        self._granule = granule
+        self._low = low - low % granule
+        cells = -(-(high - self._low) // granule)
+        unit = "byte" if granule == 1 else f"{granule}-byte word"
+        self._shadow = Shadow(cells, f"{unit} {{cell}} of {name}", by_block=True)
+
+    def _cells(self, address: int, nbytes: int) -> tuple[int, int]:
+        start = address - self._low
+        return start // self._granule, -(-(start + nbytes) // self._granule)
+
+    def note_read(self, address: int, nbytes: int, atomic: bool = False) -> None:
+        """Check and remember a read."""
+        thread = _thread()
+        if thread is not None:
+            start, stop = self._cells(address, nbytes)
+            self._shadow.read(thread, start, stop, atomic)
+            if atomic:
+                self._shadow.synchronise(thread, start, reads=True, writes=False)
+
+    def note_write(
+        self, address: int, nbytes: int, atomic: bool = False, silent: bool = False
+    ) -> None:
+        """Check and remember a write; `silent` where it stores what is there."""
+        thread = _thread()
+        if thread is not None:
+            start, stop = self._cells(address, nbytes)
+            self._shadow.write(thread, start, stop, atomic, silent)
+            if atomic:
+                self._shadow.synchronise(thread, start, reads=False, writes=True)
+
+    def synchronise(self, address: int) -> None:
+        """Order the threads that meet in an atomic operation at this address."""
+        thread = _thread()
+        if thread is not None:
+            self._shadow.synchronise(thread, self._cells(address, 1)[0], reads=True, writes=True)
+
+
+class _Bytes:
+    """The bytes that an array occupies, from its lowest to its highest, which keep the array alive."""
+
+    def __init__(self, array: np.ndarray, low: int, count: int) -> None:
+        self._array = array
+        self.__array_interface__ = {
+            "data": (low, not array.flags.writeable),
+            "shape": (count,),
+            "typestr": "|u1",
+            "version": 3,
+        }
+
+
+def _holes(array: np.ndarray, first: int, span: int) -> bytearray | None:
+    """Mark with 1 the bytes of an array's span that hold none of its elements; None where there are none."""
+    if array.size * array.itemsize >= span:
+        return None
+    holes = bytearray(b"\1") * span
+    mask = np.frombuffer(holes, np.uint8)[first:] if first < span else np.zeros(0, np.uint8)
+    cells = np.lib.stride_tricks.as_strided(
+        mask, (*array.shape, array.itemsize), (*array.strides, 1), writeable=True
+    )
+    cells[...] = 0
+    return holes
+
+
+class GlobalPointer:
+    """A kernel's typed pointer to an array's memory: a parameter of type ``"u8*"``, ``"f32*"``...
+
+    Index 0 is the array's first element; elements are of the pointer's type, whatever the array's. ``p[i]`` gives a
+    Python int, or np.float32; ``p[i] = v`` stores the low bits of an integer, as the card does.
+
+    Parameters
+    ----------
+    array
+        Any shape, dtype and strides (of either sign). The gaps between the rows of a strided array are out of bounds.
+    dtype
+        One of u8, u16, u32, u64, i32, i64, f32.
+    name
+        The parameter's or buffer's name, for messages.
+
+    Raises
+    ------
+    TypeError
+        `array` is no NumPy array.
+    ValueError
+        An unknown `dtype`.
+    """
+
+    __slots__ = (
+        "_bytes",
+        "_first",
+        "_high",
+        "_holes",
+        "_low",
+        "_view",
+        "_writable",
+        "address",
+        "array",
+        "dtype",
+        "itemsize",
+        "name",
+        "region",
+    )
+
+    def __init__(self, array: np.ndarray, dtype: str, name: str = "buffer") -> None:
+        if not isinstance(array, np.ndarray):
+            raise TypeError(f"`array` must be a NumPy array; got {type(array).__name__}")
+        if dtype not in ITEMSIZE:
+            raise ValueError(f"`dtype` must be one of {', '.join(ITEMSIZE)}; got {dtype!r}")
+        self.array = array
+        self.dtype = dtype
+        self.name = name
+        self.itemsize = size = ITEMSIZE[dtype]
+        self.address: int = array.ctypes.data
+        low, high = (
+            np.lib.array_utils.byte_bounds(array) if array.size else (self.address, self.address)
+        )
+        self._bytes = memoryview(np.asarray(_Bytes(array, low, high - low)))  # type: ignore[arg-type]
+        self._writable = array.flags.writeable
+        #: Where accesses are reported in a launch with race checks; set by the machine.
+        self.region: GlobalRegion | None = None
+        # Where element 0 is in the bytes. Elements are counted from there in both directions.
+        self._first = self.address - low
+        self._holes = _holes(array, self._first, high - low)
+        before = self._first // size
+        after = (high - self.address) // size
+        part = self._bytes[self._first - before * size : self._first + after * size]
+        self._view: Any = (
+            np.frombuffer(part, np.float32) if dtype == "f32" else part.cast(_FORMATS[dtype])
+        )
+        # Indices that need no further look; all others go through load() and store(), which know why.
+        usable = self._holes is None and self.address % size == 0
+        self._low, self._high = (-before, after) if usable else (0, 0)
+
+    def __repr__(self) -> str:
+        return f"GlobalPointer({self.name}: {self.dtype}*, {len(self)} elements)"
+
+    def __len__(self) -> int:
+        return (len(self._bytes) - self._first) // self.itemsize
+
+    @property
+    def bounds(self) -> tuple[int, int]:
+        """Address of the lowest byte, and of the one behind the highest."""
+        low = self.address - self._first
+        return low, low + len(self._bytes)
+
+    def __getitem__(self, index: int) -> Any:
+        if not self._low <= index < self._high:
+            return _from_bits(self.load(index, self.itemsize), self.dtype)
+        if self.region is not None:
+            self.region.note_read(self.address + index * self.itemsize, self.itemsize)
+        return self._view[index - self._low]
+
+    def __setitem__(self, index: int, value: Any) -> None:
+        value = self._converted(value)
+        if not self._low <= index < self._high or not self._writable:
+            self.store(index, self.itemsize, _to_bits(value, self.dtype))
+            return
+        place = index - self._low
+        if self.region is not None:
+            address = self.address + index * self.itemsize
+            silent = bool(self._view[place] == value)
+            self.region.note_write(address, self.itemsize, False, silent)
+        self._view[place] = value
+
+    def load(self, index: int, nbytes: int, order: str = "weak") -> int:
+        """Return `nbytes` bytes from element `index` on, as a little-endian integer.
+
+        Parameters
+        ----------
+        index
+            In elements of the pointer's type.
+        nbytes
+            1, 2, 4, 8, 16 or 32; the address must be a multiple of it.
+        order
+            ``"weak"``, ``"relaxed"`` (``volatile`` too) or ``"acquire"``. All but a weak load may meet another
+            thread's atomic store, and then see what that thread published.
+
+        Raises
+        ------
+        OutOfBounds, Misaligned, DataRace
+        """
+        offset = self._offset(index, nbytes, "load")
+        if self.region is not None:
+            self.region.note_read(self.address + index * self.itemsize, nbytes, order != "weak")
+        if order != "weak":
+            thread = _thread()
+            if thread is not None:
+                thread.spin()
+        return int.from_bytes(self._bytes[offset : offset + nbytes], "little")
+
+    def store(self, index: int, nbytes: int, value: int, order: str = "weak") -> None:
+        """Store the low `nbytes` bytes of an integer from element `index` on; see :meth:`load`.
+
+        `order` is ``"weak"``, ``"relaxed"`` or ``"release"``, which publishes what the thread has done.
+        """
+        offset = self._offset(index, nbytes, "store")
+        if not self._writable:
+            raise ReadOnlyWrite(
+                f"store to {self.name}[{index}]: the array is read-only",
+                address=self.address + index * self.itemsize,
+                buffer=self.name,
+            )
+        data = (int(value) & ((1 << 8 * nbytes) - 1)).to_bytes(nbytes, "little")
+        if self.region is not None:
+            thread = _thread()
+            if thread is not None and order == "release":
+                fence(thread)
+            silent = self._bytes[offset : offset + nbytes] == data
+            address = self.address + index * self.itemsize
+            self.region.note_write(address, nbytes, order != "weak", silent)
+        self._bytes[offset : offset + nbytes] = data
+
+    def atomic(self, operation: str, index: int, value: Any, compare: Any = None) -> Any:
+        """Do an atomic operation on element `index` and return what it held.
+
+        Parameters
+        ----------
+        operation
+            ``add sub min max and or xor exch inc dec``, or ``cas``, which `compare` is for.
+        """
+        size = self.itemsize
+        offset = self._offset(index, size, "atomic")
+        address = self.address + index * size
+        if not self._writable:
+            raise ReadOnlyWrite(
+                f"atomic {operation} on {self.name}[{index}]: the array is read-only",
+                address=address,
+                buffer=self.name,
+            )
+        if self.region is not None:
+            self.region.note_write(address, size, atomic=True)
+            self.region.synchronise(address)
+        old = _from_bits(int.from_bytes(self._bytes[offset : offset + size], "little"), self.dtype)
+        new = _to_bits(combine(operation, self.dtype, old, value, compare), self.dtype)
+        self._bytes[offset : offset + size] = new.to_bytes(size, "little")
+        thread = _thread()
+        if thread is not None:
+            thread.spin()
+        return old
+
+    def _converted(self, value: Any) -> Any:
+        """Return the value that an element holds after ``p[i] = value``."""
+        if isinstance(value, (float, np.floating)) is not (self.dtype == "f32"):
+            wanted = "a float" if self.dtype == "f32" else "an integer"
+            raise InvalidOperand(
+                f"{self.name} is of type {self.dtype}*: store {wanted}; got {type(value).__name__}",
+                buffer=self.name,
+            )
+        return np.float32(value) if self.dtype == "f32" else wrap(int(value), self.dtype)
+
+    def _offset(self, index: int, nbytes: int, what: str) -> int:
+        start = self._first + index * self.itemsize
+        address = self.address + index * self.itemsize
+        place = f"{what} of {nbytes} bytes at {self.name}[{index}]"
+        if start < 0 or start + nbytes > len(self._bytes):
+            raise OutOfBounds(
+                f"{place}: out of bounds, {self.name} has {len(self)} elements of {self.dtype}"
+                + (" from its first one on" if self._first else ""),
+                address=address,
+                buffer=self.name,
+            )
+        if address % nbytes:
+            raise Misaligned(
+                f"{place}: misaligned, the address is not a multiple of {nbytes}",
+                address=address,
+                buffer=self.name,
+            )
+        if self._holes is not None and self._holes.find(1, start, start + nbytes) >= 0:
+            raise OutOfBounds(
+                f"{place}: out of bounds, between the elements of an array of shape {self.array.shape} and strides "
+                f"{self.array.strides} bytes",
+                address=address,
+                buffer=self.name,
+            )
+        return start
+
+
+def _from_bits(bits: int, dtype: str) -> Any:
+    if dtype == "f32":
+        return np.uint32(bits).view(np.float32)
+    return wrap(bits, dtype)
+
+
+def _to_bits(value: Any, dtype: str) -> int:
+    if dtype == "f32":
+        return int(np.float32(value).view(np.uint32))
+    return int(value) & ((1 << 8 * ITEMSIZE[dtype]) - 1)
+
+
+class GlobalMemory:
+    """All buffers of a launch, by address."""
+
+    def __init__(self, pointers: list[GlobalPointer]) -> None:
+        self.pointers = [pointer for pointer in pointers if len(pointer._bytes)]
+
+    def watch(self) -> None:
+        """Give each pointer a region for race checks; pointers to overlapping memory share one."""
+        groups: list[list[GlobalPointer]] = []
+        end = -1
+        for pointer in sorted(self.pointers, key=lambda pointer: pointer.bounds):
+            low, high = pointer.bounds
+            if low >= end:
+                groups.append([])
+            groups[-1].append(pointer)
+            end = max(end, high)
+        for group in groups:
+            granule = min(pointer.itemsize for pointer in group)
+            low = min(pointer.bounds[0] for pointer in group)
+            high = max(pointer.bounds[1] for pointer in group)
+            region = GlobalRegion(low, high, granule, group[0].name)
+            for pointer in group:
+                pointer.region = region
+
+    def release(self) -> None:
+        """Forget the regions of :meth:`watch`."""
+        for pointer in self.pointers:
+            pointer.region = None
+
+    def find(self, address: int, nbytes: int) -> tuple[GlobalPointer, int]:
+        """Return the pointer whose memory has these bytes, and the offset of the first from its lowest byte.
+
+        Raises
+        ------
+        OutOfBounds
+            No buffer of the launch has them all.
+        """
+        for pointer in self.pointers:
+            low, high = pointer.bounds
+            if low <= address and address + nbytes <= high:
+                return pointer, address - low
+        raise OutOfBounds(
+            f"access of {nbytes} bytes at global address {address:#x}: out of bounds of every buffer of the launch",
+            address=address,
+        )
+
+    def read(self, address: int, nbytes: int) -> bytes:
+        """Return any bytes of a buffer, by address."""
+        pointer, offset = self.find(address, nbytes)
+        if pointer.region is not None:
+            pointer.region.note_read(address, nbytes)
+        return bytes(pointer._bytes[offset : offset + nbytes])
+
+    def write(self, address: int, data: bytes) -> None:
+        """Store bytes into a buffer, by address."""
+        pointer, offset = self.find(address, len(data))
+        if not pointer._writable:
+            raise ReadOnlyWrite(
+                f"store to {pointer.name}: the array is read-only", address=address, buffer=pointer.name
+            )
+        if pointer.region is not None:
+            silent = pointer._bytes[offset : offset + len(data)] == data
+            pointer.region.note_write(address, len(data), silent=silent)
+        pointer._bytes[offset : offset + len(data)] = data
