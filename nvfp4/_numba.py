@@ -189,9 +189,9 @@ def _make_intrinsic(instruction: Instruction, lowering: Any) -> Any:
                 returned = ir.LiteralStructType(outputs)
             constraints = lowering.constraints
             if constraints is None:
-                constraints = ",".join(["=" + _PTX_CLASS[result]] * number_out + classes)
+                constraints = ",".join(["=" + _PTX_CLASS.get(result, "")] * number_out + classes)
             if lowering.memory:
-                constraints += ",~{memory}"
+                constraints = ",".join(filter(None, (constraints, "~{memory}")))
             function = ir.FunctionType(returned, [operand.type for operand in operands])
             code = ir.InlineAsm(function, text, constraints, side_effect=lowering.memory)
             value = builder.call(code, operands)
