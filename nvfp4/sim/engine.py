@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Callable, Mapping
+from types import FrameType, MappingProxyType
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from greenlet import getcurrent, greenlet
@@ -24,6 +25,9 @@ if TYPE_CHECKING:
     from .machine import Launch, Machine
 
 FULL_MASK = 0xFFFFFFFF
+
+#: What a worker hands to the hub at the end of a CUDA thread.
+FINISHED = object()
 
 #: Warp operations after which the lanes see each other's memory accesses.
 ORDERING_COLLECTIVES = ("syncwarp", "bar.warp.sync", "barrier.warp.sync")
@@ -170,16 +174,12 @@ class Block:
         self.nobody: list[int] = [0] * count
         self.warps = [Warp(self, number) for number in range(-(-count // 32))]
         self.threads: list[Thread] = []
-        start, hub, context = launch.start, launch.hub, launch.context
         linear = 0
         for z in range(depth):
             for y in range(height):
                 for x in range(width):
                     warp = self.warps[linear >> 5]
-                    thread = Thread(start, hub, self, warp, linear, Dim3(x, y, z))
-                    if context is not None:
-                        thread.gr_context = context.copy()
-                    warp.threads.append(thread)
+                    warp.threads.append(Thread(self, warp, linear, Dim3(x, y, z)))
                     linear += 1
         for warp in self.warps:
             warp.exists = (1 << len(warp.threads)) - 1
@@ -197,7 +197,21 @@ class Block:
         return barrier
 
 
-class Thread(greenlet):
+class Worker(greenlet):
+    """A greenlet that runs CUDA threads, one after the other: starting one anew for each costs ten times as much."""
+
+    #: The CUDA thread that it runs, or ran last.
+    thread: Thread
+
+    def run(self) -> None:
+        """Run the present thread to its end, tell the hub, and wait for the next."""
+        switch = self.parent.switch
+        while True:
+            self.thread.block.launch.start()
+            switch(FINISHED)
+
+
+class Thread:
     """A CUDA thread.
 
     Attributes
@@ -206,53 +220,35 @@ class Thread(greenlet):
         Where it is.
     thread_index, linear
         Its index in the block (x, y, z), and counted x first.
+    waiting
+        The Barrier, Collective or Predicate that it waits for; None while it can run.
+    dead
+        Whether it has left the kernel.
     state
         A dict for models that keep something for a thread; None until :meth:`memo` is called.
     """
 
-    __slots__ = (
-        "block",
-        "clock",
-        "foreign",
-        "lane",
-        "linear",
-        "machine",
-        "published",
-        "result",
-        "seen",
-        "spins",
-        "state",
-        "thread_index",
-        "waiting",
-        "warp",
-    )
+    waiting: Any = None
+    dead = False
+    result: Any = None
+    spins = 0
+    state: dict[Any, Any] | None = None
+    #: From its start to its end.
+    worker: Worker | None = None
+    resume: Callable[[], Any] | None = None
+    # Vector clock, see nvfp4.sim.order.
+    clock = 1
+    foreign: Mapping[Block, list[int]] = MappingProxyType({})
+    published: dict[Block, list[int]] | None = None
 
-    def __init__(
-        self,
-        start: Callable[[], Any],
-        hub: greenlet,
-        block: Block,
-        warp: Warp,
-        linear: int,
-        thread_index: Dim3,
-    ) -> None:
-        greenlet.__init__(self, start, hub)
+    def __init__(self, block: Block, warp: Warp, linear: int, thread_index: Dim3) -> None:
         self.block = block
         self.warp = warp
         self.machine: Machine = block.machine
         self.linear = linear
         self.lane = linear & 31
         self.thread_index = thread_index
-        #: A Barrier, Collective or Predicate; None while it can run.
-        self.waiting: Any = None
-        self.result: Any = None
-        self.spins = 0
-        self.state: dict[Any, Any] | None = None
-        # Vector clock, see nvfp4.sim.order.
-        self.clock = 1
         self.seen = block.nobody
-        self.foreign: dict[Block, list[int]] = {}
-        self.published: dict[Block, list[int]] | None = None
 
     def __repr__(self) -> str:
         return f"<thread {tuple(self.thread_index)} of {self.block!r}>"
@@ -263,13 +259,18 @@ class Thread(greenlet):
             self.state = {}
         return self.state
 
+    @property
+    def frame(self) -> FrameType | None:
+        """The innermost frame of a thread that waits."""
+        return None if self.worker is None else self.worker.gr_frame
+
     # Waiting ---------------------------------------------------------------------------------------
 
     def _block_on(self, what: Any) -> Any:
         """Run others until somebody wakes this thread; return what that one left in `result`."""
         self.waiting = what
         self.spins = 0
-        self.parent.switch()
+        self.block.launch.to_hub()
         return self.result
 
     def wake(self, result: Any = None) -> None:
@@ -288,7 +289,7 @@ class Thread(greenlet):
         launch.yields += 1
         self.wake()
         self.spins = 0
-        self.parent.switch()
+        launch.to_hub()
 
     def spin(self) -> None:
         """Count an operation that a loop may poll with; let the others run now and then."""
@@ -500,10 +501,11 @@ def this_thread() -> Thread:
     RuntimeError
         No simulated kernel is running.
     """
-    current = getcurrent()
-    if type(current) is not Thread:
-        raise RuntimeError("no simulated kernel is running: this has a meaning in a kernel's thread only")
-    return current
+    try:
+        return getcurrent().thread  # type: ignore[no-any-return]
+    except AttributeError:
+        pass
+    raise RuntimeError("no simulated kernel is running: this has a meaning in a kernel's thread only")
 
 
 def ranges(numbers: list[int]) -> str:

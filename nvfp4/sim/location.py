@@ -98,7 +98,7 @@ def line_of(code: CodeType, instruction: int) -> int:
 
 def describe(thread: Thread) -> str:
     """``file:line`` where a suspended thread is."""
-    frame = kernel_frame(thread.gr_frame)
+    frame = kernel_frame(thread.frame)
     if frame is None:
         return "an unknown line"
     return f"{os.path.basename(frame.f_code.co_filename)}:{frame.f_lineno}"

@@ -16,7 +16,19 @@ from typing import Any
 import numpy as np
 from greenlet import GreenletExit, getcurrent
 
-from .engine import Barrier, Block, Collective, Dim3, Predicate, Thread, Warp, lanes_text, ranges
+from .engine import (
+    FINISHED,
+    Barrier,
+    Block,
+    Collective,
+    Dim3,
+    Predicate,
+    Thread,
+    Warp,
+    Worker,
+    lanes_text,
+    ranges,
+)
 from .errors import Deadlock, DivergentBarrier, Finding, Livelock, WarpMaskError
 from .location import describe, locate
 from .memory import GlobalMemory, GlobalPointer
@@ -156,7 +168,7 @@ class Machine:
         ValueError
             Extents or `shared_bytes` that no card takes.
         """
-        if isinstance(getcurrent(), Thread):
+        if hasattr(getcurrent(), "thread"):
             raise RuntimeError("a simulated kernel cannot launch another one")
         grid_dim, block_dim = _extents(grid, "grid"), _extents(block, "block")
         threads = block_dim.x * block_dim.y * block_dim.z
@@ -225,6 +237,8 @@ class Launch:
         code = getattr(function, "__code__", None)
         self.body: CodeType = code if code is not None else self.start.__call__.__code__  # type: ignore[attr-defined]
         self.hub = getcurrent()
+        self.to_hub = self.hub.switch
+        self.idle: list[Worker] = []
         # Warnings of NumPy's arithmetic (overflow, division by zero) are no findings: the card has none either.
         self.context = contextvars.copy_context()
         self.context.run(np.seterr, all="ignore")
@@ -307,8 +321,7 @@ class Launch:
         thread = lanes[0]
         try:
             for thread in lanes:
-                thread.switch()
-                if thread.dead:
+                if (thread.resume or self._begin(thread))() is FINISHED:
                     self._left(thread)
         except Finding as error:
             locate(error, thread)
@@ -324,6 +337,19 @@ class Launch:
         else:
             self.spinning = 0
 
+    def _begin(self, thread: Thread) -> Callable[[], Any]:
+        """Give a thread a worker."""
+        if self.idle:
+            worker = self.idle.pop()
+        else:
+            worker = Worker(parent=self.hub)
+            worker.gr_context = self.context.copy()
+        worker.thread = thread
+        thread.worker = worker
+        resume: Callable[[], Any] = worker.switch
+        thread.resume = resume
+        return resume
+
     def _bring_in(self) -> None:
         self.left -= 1
         block = Block(self, next(self.pending))
@@ -335,6 +361,10 @@ class Launch:
     def _left(self, thread: Thread) -> None:
         """Do what follows from a thread's end."""
         block, warp = thread.block, thread.warp
+        if thread.worker is not None:
+            self.idle.append(thread.worker)
+        thread.worker = thread.resume = None
+        thread.dead = True
         block.live -= 1
         warp.exited |= 1 << thread.lane
         for pending in warp.collectives:
@@ -346,8 +376,6 @@ class Launch:
                 self._blame(error, pending.threads[0])
         if not block.live:
             self.blocks.remove(block)
-            if self.trace is None:
-                block.threads.clear()
             return
         for barrier in block.barriers.values():
             if barrier.count is None and barrier.waiting:
@@ -369,7 +397,7 @@ class Launch:
             try:
                 holds = thread.waiting.holds()
             except Finding as error:
-                locate(error, thread, thread.gr_frame)
+                locate(error, thread, thread.frame)
                 raise
             if holds:
                 thread.wake()
@@ -403,7 +431,7 @@ class Launch:
     # Ends that are errors --------------------------------------------------------------------------
 
     def _blame(self, error: Finding, thread: Thread) -> None:
-        locate(error, thread, thread.gr_frame)
+        locate(error, thread, thread.frame)
         raise error
 
     def _annotate(self, error: Exception, thread: Thread) -> None:
@@ -450,7 +478,7 @@ class Launch:
         places: dict[tuple[Warp, str], list[int]] = {}
         for thread in threads:
             where = "has not started"
-            if thread.gr_frame is not None:
+            if thread.frame is not None:
                 waits = "can run" if thread.waiting is None else f"waits for {thread.waiting}"
                 where = f"at {describe(thread)} {waits}"
             places.setdefault((thread.warp, where), []).append(thread.lane)
@@ -466,9 +494,13 @@ class Launch:
         """End the threads that an error left behind."""
         for block in self.blocks:
             for thread in block.threads:
-                if thread.gr_frame is not None:
+                if thread.worker is not None:
                     with contextlib.suppress(BaseException):
-                        thread.throw(GreenletExit)
+                        thread.worker.throw(GreenletExit)
+                    thread.worker = thread.resume = None
+        for worker in self.idle:
+            worker.throw(GreenletExit)
+        self.idle.clear()
         self.blocks.clear()
         self.ready.clear()
         self.waiters.clear()
@@ -523,7 +555,5 @@ def simulate(
 
 def current_machine() -> Machine | None:
     """Return the machine of the enclosing :func:`simulate`, or that of the running simulated thread; else None."""
-    current = getcurrent()
-    if type(current) is Thread:
-        return current.machine
-    return _machine.get()
+    thread: Thread | None = getattr(getcurrent(), "thread", None)
+    return _machine.get() if thread is None else thread.machine

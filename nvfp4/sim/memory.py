@@ -25,8 +25,7 @@ SHARED_BASE = 0x400
 
 def _thread() -> Thread | None:
     """Return the running CUDA thread; None for the host, whose accesses are ordered by the launch."""
-    current: Any = getcurrent()
-    return current if hasattr(current, "lane") else None
+    return getattr(getcurrent(), "thread", None)
 
 
 class Region(Protocol):
