@@ -8,9 +8,11 @@ makes of it. See docs/decisions.md D3.
 
 from __future__ import annotations
 
+import functools
 import math
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
+from opcode import opmap
 from types import CodeType, FunctionType, ModuleType
 from typing import Any, Protocol
 
@@ -18,6 +20,10 @@ from ._numba import cuda as _cuda_placeholder
 from .ptx.instruction import Instruction
 
 Constant = int | float | bool | str
+
+_EXTENDED_ARG, _LOAD_GLOBAL, _LOAD_NAME = (
+    opmap[name] for name in ("EXTENDED_ARG", "LOAD_GLOBAL", "LOAD_NAME")
+)
 
 
 class World(Protocol):
@@ -27,7 +33,7 @@ class World(Protocol):
     cuda: Any
 
     def instruction(self, instruction: Instruction) -> Any:
-        """What an instruction becomes."""
+        """What an instruction becomes: a plain function is bound in turn, like a helper."""
 
     def helper(self, function: FunctionType) -> Any:
         """What a bound helper function becomes."""
@@ -123,21 +129,48 @@ class Program:
             seen.add(id(function))
             yield function
             for value in _used_values(function).values():
+                if isinstance(value, Instruction):
+                    value = value.software
                 if isinstance(value, FunctionType):
                     todo.append(value)
 
 
-def _names(code: CodeType) -> set[str]:
-    names = set(code.co_names)
+@functools.cache
+def _names(code: CodeType) -> frozenset[str]:
+    """The names that code takes from its module, and those of functions inside it.
+
+    Not ``co_names``: attributes are in there too, and ``threadIdx.x`` has nothing to do with a
+    module's ``x``.
+    """
+    names = set()
+    extended = 0
+    for operation, argument in zip(code.co_code[::2], code.co_code[1::2], strict=True):
+        argument |= extended
+        extended = argument << 8 if operation == _EXTENDED_ARG else 0
+        if operation == _LOAD_GLOBAL:
+            names.add(code.co_names[argument >> 1])  # the lowest bit says: for a call
+        elif operation == _LOAD_NAME:
+            names.add(code.co_names[argument])
     for constant in code.co_consts:
         if isinstance(constant, CodeType):
             names |= _names(constant)
-    return names
+    return frozenset(names)
 
 
 def _used_values(function: FunctionType) -> dict[str, Any]:
     scope = function.__globals__
     return {name: scope[name] for name in _names(function.__code__) if name in scope}
+
+
+def used_values(function: FunctionType) -> dict[str, Any]:
+    """Every name that a function takes from outside itself, and its value: globals and closure."""
+    values = _used_values(function)
+    for name, cell in zip(function.__code__.co_freevars, function.__closure__ or (), strict=True):
+        try:
+            values[name] = cell.cell_contents
+        except ValueError:  # a cell not filled yet: a function that will be defined later
+            continue
+    return values
 
 
 class _Binder:
@@ -186,7 +219,8 @@ class _Binder:
         if value is _cuda_placeholder:
             return self.world.cuda
         if isinstance(value, Instruction):
-            return self.world.instruction(value)
+            made = self.world.instruction(value)
+            return self.helper(made) if made is value.software else made
         if isinstance(value, FunctionType):
             return self.helper(value)
         if value is math or (isinstance(value, ModuleType) and value.__name__ == "numpy"):
@@ -223,6 +257,8 @@ class DeviceWorld:
         self.cc = cc
 
     def instruction(self, instruction: Instruction) -> Any:
+        if instruction.software is not None and instruction.lowering_for(self.cc) is None:
+            return instruction.software
         return self._numba.intrinsic_of(instruction, self.cc)
 
     def helper(self, function: FunctionType) -> Any:

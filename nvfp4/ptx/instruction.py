@@ -80,6 +80,8 @@ class Instruction:
     names: tuple[str, ...]
     model: Callable[..., Any]
     lowerings: list[Lowering] = field(default_factory=list)
+    #: What a kernel calls where no lowering fits: the same operation as a function over other instructions.
+    software: Callable[..., Any] | None = None
 
     def __post_init__(self) -> None:
         functools.update_wrapper(self, self.model)
@@ -106,6 +108,17 @@ class Instruction:
 
         return decorate
 
+    def without_hardware(self, function: Callable[..., Any]) -> Callable[..., Any]:
+        """Decorate the function that stands in for the instruction on architectures without a lowering.
+
+        It is bound like a kernel's helper function, so the card runs the code that a test on the CPU runs.
+        """
+        names = function.__code__.co_varnames[: function.__code__.co_argcount]
+        if names != self.names:
+            raise ValueError(f"{self.name}: its software form must take {self.names}; got {names}")
+        self.software = function
+        return function
+
     def lowering_for(self, cc: tuple[int, int]) -> Lowering | None:
         """The lowering with the largest `min_cc` that `cc` satisfies; None where the hardware has none."""
         fitting = [low for low in self.lowerings if low.min_cc <= cc[:2]]
@@ -116,6 +129,7 @@ def instruction(
     signature: str,
     *,
     asm: str | None = None,
+    build: Callable[..., Any] | None = None,
     constraints: str | None = None,
     memory: bool = False,
     min_cc: tuple[int, int] = (0, 0),
@@ -126,8 +140,8 @@ def instruction(
     ----------
     signature
         ``"result(parameters)"`` in the types of the module's docstring.
-    asm, constraints, memory, min_cc
-        The first lowering, see :class:`Lowering`. Without `asm` add one with :meth:`Instruction.lowering`.
+    asm, build, constraints, memory, min_cc
+        The first lowering, see :class:`Lowering`. Without `asm` and `build` add one with :meth:`Instruction.lowering`.
     """
     result, parameters = parse_signature(signature)
 
@@ -137,8 +151,8 @@ def instruction(
         if len(names) != len(parameters):
             raise ValueError(f"{model.__name__}: the signature has {len(parameters)} parameters, the model {len(names)}")
         made = Instruction(model.__name__, result, parameters, names, model)
-        if asm is not None:
-            made.lowering(asm=asm, constraints=constraints, memory=memory, min_cc=min_cc)
+        if asm is not None or build is not None:
+            made.lowerings.append(Lowering(asm, build, constraints, memory, min_cc))
         return made
 
     return decorate

@@ -1,0 +1,17 @@
+"""Where models find the simulated thread that runs them. The simulator is imported by the first that asks."""
+
+from __future__ import annotations
+
+from typing import Any
+
+_this_thread: Any = None
+
+
+def thread() -> Any:
+    """The simulated CUDA thread that is running (``nvfp4.sim.Thread``)."""
+    global _this_thread
+    if _this_thread is None:
+        from ..sim import this_thread
+
+        _this_thread = this_thread
+    return _this_thread()
