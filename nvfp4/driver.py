@@ -1,0 +1,271 @@
+"""The CUDA driver, as far as launching needs it: devices, contexts, loaded kernels.
+
+``cuda.bindings.driver`` is imported and the driver initialised on the first call, never on import:
+a machine without a GPU imports this module. A kernel is loaded once in a process, whatever the
+number of its devices (``CUlibrary``), and launched in the context that is current; a device that is
+not current gets its primary context, the one that CuPy and PyTorch use, for the moment.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import threading
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from typing import Any
+
+from .architectures import arch_of
+from .cubin import Binary
+from .errors import ToolchainError
+
+__all__ = [
+    "DeviceInfo",
+    "LoadedKernel",
+    "check",
+    "current_device",
+    "device_info",
+    "driver",
+    "is_capturing",
+    "load",
+    "on_device",
+    "reserve_shared",
+]
+
+#: Dynamic shared memory that a kernel may use without asking for more.
+_SHARED_WITHOUT_ASKING = 48 * 1024
+_loading = threading.RLock()
+
+
+@functools.cache
+def driver() -> Any:
+    """``cuda.bindings.driver``, initialised.
+
+    Raises
+    ------
+    ToolchainError
+        cuda-bindings or the driver is missing, or there is no GPU.
+    """
+    try:
+        from cuda.bindings import driver as module
+    except ImportError as error:
+        raise ToolchainError(
+            "launching a kernel needs cuda-bindings; install it with: pip install 'nvfp4[cuda13]'"
+        ) from error
+    try:
+        (status,) = module.cuInit(0)
+    except RuntimeError as error:
+        raise ToolchainError(
+            "launching a kernel needs NVIDIA's driver (libcuda), which was not found; without a GPU"
+            " pass NumPy arrays, or use `with nvfp4.simulate():`"
+        ) from error
+    if status != 0:
+        raise ToolchainError(
+            f"the CUDA driver does not start ({_name(module, status)}): is there a GPU, and may "
+            "this process use it?"
+        )
+    return module
+
+
+def _name(module: Any, status: Any) -> str:
+    code, text = module.cuGetErrorName(status)
+    return text.decode() if code == 0 and text else f"CUDA error {int(status)}"
+
+
+def check(result: tuple[Any, ...], what: str) -> Any:
+    """The values of a driver call; raises RuntimeError, which says `what` failed and why."""
+    status, *values = result
+    if status != 0:
+        module = driver()
+        code, text = module.cuGetErrorString(status)
+        reason = text.decode() if code == 0 and text else "no description"
+        raise RuntimeError(f"{what} failed: {_name(module, status)} ({reason})")
+    return values[0] if len(values) == 1 else tuple(values)
+
+
+# --- devices --------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class DeviceInfo:
+    """What plans and launches need to know of one GPU.
+
+    Attributes
+    ----------
+    ordinal
+        Its number in this process.
+    name
+        ``"NVIDIA H200"``.
+    cc
+        Compute capability.
+    processors
+        Number of multiprocessors.
+    shared_bytes
+        Most dynamic shared memory of a block.
+    context
+        Handle of its primary context.
+    """
+
+    ordinal: int
+    name: str
+    cc: tuple[int, int]
+    processors: int
+    shared_bytes: int
+    context: Any = field(repr=False)
+
+    @property
+    def arch(self) -> str:
+        """The target to build for; UnsupportedError where there is none."""
+        return arch_of(self.cc)
+
+
+@functools.cache
+def device_info(ordinal: int) -> DeviceInfo:
+    """Describe a GPU, and retain its primary context for the life of the process.
+
+    Raises
+    ------
+    ValueError
+        There is no such device.
+    """
+    cuda = driver()
+    count = check(cuda.cuDeviceGetCount(), "counting devices")
+    if not 0 <= ordinal < count:
+        raise ValueError(f"device must be below {count}, the number of GPUs; got {ordinal}")
+    device = check(cuda.cuDeviceGet(ordinal), f"finding device {ordinal}")
+    kinds = cuda.CUdevice_attribute
+
+    def attribute(name: str) -> int:
+        kind = getattr(kinds, f"CU_DEVICE_ATTRIBUTE_{name}")
+        return int(check(cuda.cuDeviceGetAttribute(kind, device), f"asking device {ordinal}"))
+
+    return DeviceInfo(
+        ordinal,
+        check(cuda.cuDeviceGetName(128, device), f"asking device {ordinal}").rstrip(b"\0").decode(),
+        (attribute("COMPUTE_CAPABILITY_MAJOR"), attribute("COMPUTE_CAPABILITY_MINOR")),
+        attribute("MULTIPROCESSOR_COUNT"),
+        attribute("MAX_SHARED_MEMORY_PER_BLOCK_OPTIN"),
+        check(cuda.cuDevicePrimaryCtxRetain(device), f"opening device {ordinal}"),
+    )
+
+
+def current_device() -> int:
+    """Ordinal of the device whose context is current in this thread; 0 where there is none yet."""
+    status, device = driver().cuCtxGetDevice()
+    return int(device) if status == 0 else 0
+
+
+@contextlib.contextmanager
+def on_device(ordinal: int) -> Iterator[None]:
+    """Make a device's primary context current, unless one of its contexts is; then restore."""
+    cuda = driver()
+    status, device = cuda.cuCtxGetDevice()
+    if status == 0 and int(device) == ordinal:
+        yield
+        return
+    check(cuda.cuCtxPushCurrent(device_info(ordinal).context), f"switching to device {ordinal}")
+    try:
+        yield
+    finally:
+        check(cuda.cuCtxPopCurrent(), f"switching back from device {ordinal}")
+
+
+def is_capturing(stream: int) -> bool:
+    """Whether work given to a stream is now recorded into a graph; its device must be current.
+
+    The legacy default stream cannot be captured, but says so of any stream that it waits for.
+    """
+    cuda = driver()
+    status, state = cuda.cuStreamIsCapturing(cuda.CUstream(stream))
+    if status == cuda.CUresult.CUDA_ERROR_STREAM_CAPTURE_IMPLICIT:
+        return True
+    check((status,), "asking whether a stream is being captured")
+    return bool(state != cuda.CUstreamCaptureStatus.CU_STREAM_CAPTURE_STATUS_NONE)
+
+
+# --- kernels --------------------------------------------------------------------------------------
+
+
+@dataclass(eq=False)
+class LoadedKernel:
+    """A kernel in the driver's hands.
+
+    Attributes
+    ----------
+    binary
+        Where it came from.
+    handle
+        A ``CUfunction``, in fact a context-free ``CUkernel``.
+    """
+
+    binary: Binary
+    handle: Any
+    _kernel: Any
+    _library: Any
+    _ready: dict[int, int] = field(default_factory=dict)
+
+
+def load(binary: Binary) -> LoadedKernel:
+    """Give machine code to the driver; a device of its architecture must be current.
+
+    Raises
+    ------
+    ToolchainError
+        The driver refuses the code.
+    """
+    cuda = driver()
+    with _loading, _uncaptured(cuda):
+        status, library = cuda.cuLibraryLoadData(binary.cubin, [], [], 0, [], [], 0)
+        if status != 0:
+            raise ToolchainError(
+                f"the driver refuses the machine code of {binary.label} for {binary.arch} "
+                f"({_name(cuda, status)}), which was built by {dict(binary.compilers)}: "
+                "a newer driver is needed, or older compilers"
+            )
+        entry = binary.entry.encode()
+        kernel = check(cuda.cuLibraryGetKernel(library, entry), f"finding {binary.label}")
+    return LoadedKernel(binary, cuda.CUfunction(int(kernel)), kernel, library)
+
+
+def reserve_shared(loaded: LoadedKernel, ordinal: int, shared_bytes: int) -> None:
+    """Make a loaded kernel launchable on the current device with that much dynamic shared memory.
+
+    Raises
+    ------
+    ValueError
+        The device has less.
+    """
+    cuda, info, binary = driver(), device_info(ordinal), loaded.binary
+    total = shared_bytes + binary.shared_bytes
+    if total > info.shared_bytes:
+        raise ValueError(
+            f"{binary.label} needs {total} bytes of shared memory a block; device {ordinal} "
+            f"({info.name}) has {info.shared_bytes}"
+        )
+    with _loading:
+        known = loaded._ready.get(ordinal)
+        if known is not None and known >= shared_bytes:
+            return
+        with _uncaptured(cuda):
+            # Load it into this context now: later it could meet a capture, or cost a launch.
+            check(cuda.cuKernelGetFunction(loaded._kernel), f"loading {binary.label}")
+            if total > _SHARED_WITHOUT_ASKING:
+                kind = cuda.CUfunction_attribute.CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES
+                device = check(cuda.cuDeviceGet(ordinal), f"finding device {ordinal}")
+                check(
+                    cuda.cuKernelSetAttribute(kind, shared_bytes, loaded._kernel, device),
+                    f"reserving {shared_bytes} bytes of shared memory for {binary.label}",
+                )
+        # Only ever raised: a launch with more may be prepared already.
+        loaded._ready[ordinal] = shared_bytes
+
+
+@contextlib.contextmanager
+def _uncaptured(cuda: Any) -> Iterator[None]:
+    """Let this thread load code though a stream is being captured, without breaking the capture."""
+    mode = cuda.CUstreamCaptureMode.CU_STREAM_CAPTURE_MODE_RELAXED
+    before = check(cuda.cuThreadExchangeStreamCaptureMode(mode), "changing the capture mode")
+    try:
+        yield
+    finally:
+        check(cuda.cuThreadExchangeStreamCaptureMode(before), "changing the capture mode back")
