@@ -1,0 +1,131 @@
+"""From shapes and an architecture to launches: the one place that knows which kernel serves what, and how it is tiled.
+
+Every function takes plain facts, never an array, and keeps what it returns: call it twice alike and get the same
+launches. The buffers of a launch have the names of the public functions' arguments and results; a buffer that a call
+does not have is None.
+"""
+
+from __future__ import annotations
+
+import functools
+
+from .formats import FORMATS, BlockFormat
+from .kernels.quantize import AMAX, AMAX_CLEAR, AMAX_FINISH, QUANTIZE
+from .launch import Launch
+from .layouts import TILE_BLOCKS, TILE_ROWS
+
+__all__ = ["quantize"]
+
+Launches = tuple[Launch, ...]
+
+_PIECE = 16  # elements that a thread takes at a time
+_THREADS = 128
+_MAX_X = (1 << 31) - 1
+_MAX_YZ = (1 << 16) - 1
+
+
+def _ceil(number: int, multiple: int) -> int:
+    return -(-number // multiple)
+
+
+def _power_of_two(number: int, limit: int) -> int:
+    """The smallest power of two that is not below `number`, at most `limit`."""
+    return min(limit, 1 << max(0, number - 1).bit_length())
+
+
+def _padded_pieces(fmt: BlockFormat, columns: int, layout: str) -> int:
+    """Pieces of a row, with those of the padding of its last tile."""
+    blocks = columns // fmt.block
+    if layout == "tcgen":
+        blocks = _ceil(blocks, TILE_BLOCKS) * TILE_BLOCKS
+    return blocks * (fmt.block // _PIECE)
+
+
+def _block(pieces: int, rows: int, smallest: int = 1) -> tuple[int, int]:
+    """Threads along columns and rows: a warp takes up to 512 columns of a row."""
+    x = max(smallest, _power_of_two(pieces, 32))
+    return x, _power_of_two(rows, _THREADS // x)
+
+
+def _constants(
+    fmt: BlockFormat, dtype: str, layout: str, rounding: str, unit: bool, aligned: bool
+) -> dict[str, str | bool]:
+    return {
+        "INPUT": dtype,
+        "ELEMENT": fmt.element,
+        "SCALE": fmt.scale,
+        "ROUNDING": rounding,
+        "UNIT": unit,
+        "ALIGNED": aligned,
+        "LAYOUT": layout,
+    }
+
+
+@functools.lru_cache(maxsize=1024)
+def quantize(
+    arch: str,
+    *,
+    format: str,
+    dtype: str,
+    rows: int,
+    columns: int,
+    batches: int,
+    row_stride: int,
+    batch_stride: int,
+    scale_layout: str,
+    scale_rounding: str,
+    encode: str,
+    aligned: bool,
+) -> Launches:
+    """Quantise a stack of matrices [batches, rows, columns].
+
+    Parameters
+    ----------
+    arch : str
+        Such as ``"sm_90a"``.
+    format : str
+        Canonical name.
+    dtype : {"bfloat16", "float16", "float32"}
+        Of ``x``.
+    rows, columns, batches : int
+    row_stride, batch_stride : int
+        Of ``x``, in elements.
+    scale_layout : {"linear", "tcgen"}
+    scale_rounding : {"rceil", "floor", "ceil", "even"}
+    encode : {"none", "scalar", "array", "batch", "row", "amax", "row_amax"}
+        What ``encode_scale`` is: nothing; a number; an array of one, of [batches], of [batches * rows]; taken from x as a
+        whole or by row (nvfp4). "none" for mxfp8, whatever the caller passed.
+    aligned : bool
+        Whether x, its strides, the codes and the scales are multiples of 16 bytes.
+
+    Returns
+    -------
+    tuple of Launch
+        Buffers ``x, codes, scales, encode_scale, decode_scale``.
+    """
+    fmt = FORMATS[format]
+    pieces = _padded_pieces(fmt, columns, scale_layout)
+    all_rows = _ceil(rows, TILE_ROWS) * TILE_ROWS if scale_layout == "tcgen" else rows
+    x, y = _block(pieces, all_rows, fmt.block // _PIECE)
+    across = 1 if encode == "row_amax" else min(_MAX_YZ, max(1, _ceil(pieces, x)))
+    grid = (min(_MAX_X, max(1, _ceil(all_rows, y))), across, min(_MAX_YZ, max(1, batches)))
+    constants = _constants(fmt, dtype, scale_layout, scale_rounding, encode == "none", aligned)
+    # A number goes by value; a pointer must point somewhere, whether it is read or not.
+    number = "encode_scale" if encode == "scalar" else 1.0
+    pointer = "encode_scale" if encode in ("array", "batch", "row") else "decode_scale"
+    shape = (rows, columns, batches, row_stride, batch_stride)
+    args = ("x", "codes", "scales", pointer, number, "decode_scale", *shape)
+    main = Launch(QUANTIZE.program(**constants, ENCODE=encode), grid, (x, y), 0, args)
+    if encode != "amax":
+        return (main,)
+    x, y = _block(columns // _PIECE, rows)
+    grid = (min(1024, max(1, _ceil(rows, y))), min(64, max(1, _ceil(columns, _PIECE * x * 4))), min(64, max(1, batches)))
+    search = Launch(
+        AMAX.program(INPUT=dtype, ALIGNED=aligned), grid, (x, y), 0, ("x", "decode_scale", *shape)
+    )
+    return (
+        Launch(AMAX_CLEAR.program(), 1, 1, 0, ("decode_scale",)),
+        search,
+        main,
+        Launch(AMAX_FINISH.program(), 1, 1, 0, ("decode_scale",)),
+    )
