@@ -1,0 +1,78 @@
+"""NVFP4, MXFP4 and MXFP8: quantisation and matrix products, exact, on GPUs and without one.
+
+The names below are the public interface; each is imported when it is first used.
+"""
+
+from __future__ import annotations
+
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
+__version__ = "0.1.0"
+
+__all__ = [
+    "BlockFormat",
+    "Epilogue",
+    "QTensor",
+    "SimulationError",
+    "ToolchainError",
+    "UnsupportedError",
+    "deinterleave_scales",
+    "epilogues",
+    "grouped_matmul",
+    "grouped_quantize",
+    "interleave_scales",
+    "matmul",
+    "quantize",
+    "simulate",
+]
+
+# Public name -> the module that has it; None: the name is the module.
+_HOMES = {
+    "BlockFormat": "formats",
+    "Epilogue": "epilogue",
+    "QTensor": "tensor",
+    "SimulationError": "errors",
+    "ToolchainError": "errors",
+    "UnsupportedError": "errors",
+    "deinterleave_scales": "api",
+    "epilogues": None,
+    "grouped_matmul": "api",
+    "grouped_quantize": "api",
+    "interleave_scales": "api",
+    "matmul": "api",
+    "quantize": "api",
+    "simulate": "sim",
+}
+
+
+def __getattr__(name: str) -> Any:
+    if name not in _HOMES:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    home = _HOMES[name]
+    if home is None:
+        return import_module(f".{name}", __name__)
+    value = getattr(import_module(f".{home}", __name__), name)
+    globals()[name] = value
+    return value
+
+
+def __dir__() -> list[str]:
+    return sorted([*globals(), *__all__])
+
+
+if TYPE_CHECKING:
+    from . import epilogues as epilogues
+    from .api import deinterleave_scales as deinterleave_scales
+    from .api import grouped_matmul as grouped_matmul
+    from .api import grouped_quantize as grouped_quantize
+    from .api import interleave_scales as interleave_scales
+    from .api import matmul as matmul
+    from .api import quantize as quantize
+    from .epilogue import Epilogue as Epilogue
+    from .errors import SimulationError as SimulationError
+    from .errors import ToolchainError as ToolchainError
+    from .errors import UnsupportedError as UnsupportedError
+    from .formats import BlockFormat as BlockFormat
+    from .sim import simulate as simulate
+    from .tensor import QTensor as QTensor

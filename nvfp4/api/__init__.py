@@ -1,0 +1,17 @@
+"""The public functions: each checks its arguments, chooses where to run, and runs."""
+
+from __future__ import annotations
+
+from .dense import quantize
+from .grouped import grouped_quantize
+from .products import grouped_matmul, matmul
+from .scales import deinterleave_scales, interleave_scales
+
+__all__ = [
+    "deinterleave_scales",
+    "grouped_matmul",
+    "grouped_quantize",
+    "interleave_scales",
+    "matmul",
+    "quantize",
+]

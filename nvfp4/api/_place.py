@@ -1,0 +1,186 @@
+"""Where a call runs: golden model, simulated machine, or card.
+
+Everything about plans and launches that the public functions need is reached through here.
+"""
+
+from __future__ import annotations
+
+import functools
+import sys
+from collections.abc import Mapping, Sequence
+from types import ModuleType
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from .. import arrays
+from .._numba import SIMULATED_PROCESS
+from .._parts import contiguous_call
+from ..arrays import Array, stream_pointer
+from ..errors import ToolchainError
+
+__all__ = ["GOLDEN", "Place", "copied", "copied_or_refused", "launch", "place"]
+
+Named = Sequence[tuple[str, Array | None]]
+
+
+class Place(NamedTuple):
+    """The golden model (no device, no machine), a simulated machine, or a card and a stream."""
+
+    device: int | None
+    stream: int
+    machine: Any
+
+    @property
+    def golden(self) -> bool:
+        """Whether the NumPy golden model does the work."""
+        return self.device is None and self.machine is None
+
+
+GOLDEN = Place(None, 0, None)
+
+
+def place(named: Named, stream: Any) -> Place:
+    """Where a call with these arrays runs; the first is the one that decides.
+
+    Parameters
+    ----------
+    named : sequence of (argument name, Array or None)
+    stream
+        The call's ``stream`` argument.
+
+    Raises
+    ------
+    TypeError, ValueError
+        A bad stream; arrays on different devices; without `stream`, arrays of two libraries that
+        work on different streams: one of them could be read before it is written.
+    ToolchainError
+        GPU arrays under NUMBA_ENABLE_CUDASIM=1.
+    """
+    first_name, first = named[0]
+    if first is None:
+        raise ValueError(f"{first_name} must not be None")
+    library, device = first.spec.library, first.spec.device
+    handle = stream_pointer(first, stream)
+    for name, array in named:
+        if array is None or array is first:
+            continue
+        if array.spec.device != device:
+            raise ValueError(
+                f"{name} must be on the same device as {first_name}: {first_name} is on "
+                f"{first.spec.where} ({library}), {name} on {array.spec.where} "
+                f"({array.spec.library})"
+            )
+        if array.spec.library != library and device is not None and stream is None:
+            other = stream_pointer(array, None)
+            if other != handle:
+                raise ValueError(
+                    f"{first_name} is of {library} and {name} of {array.spec.library}, whose "
+                    "current streams differ: pass stream= to say on which stream both are "
+                    "ready"
+                )
+    if device is not None:
+        if SIMULATED_PROCESS:
+            raise ToolchainError(
+                "NUMBA_ENABLE_CUDASIM is set, so that this process has no GPU: pass NumPy "
+                "arrays, which run the kernels on the simulated machine, or start without it"
+            )
+        return Place(device, handle, None)
+    machine = _machine()
+    return GOLDEN if machine is None else Place(None, 0, machine)
+
+
+def _machine() -> Any:
+    """The machine of the innermost ``with nvfp4.simulate()``, or of the process, or None."""
+    if SIMULATED_PROCESS:
+        from .. import sim
+
+        return sim.current_machine() or sim.default_machine()
+    module = sys.modules.get("nvfp4.sim")
+    return None if module is None else module.current_machine()
+
+
+def copied(array: Array) -> Array:
+    """A contiguous copy of a host array."""
+    return arrays.as_array(np.array(arrays.host(array), order="C"), "copy")
+
+
+def copied_or_refused(name: str, array: Array, where: Place) -> Array:
+    """Of rows that kernels cannot read: a copy for the simulated machine, an error on a GPU."""
+    if where.machine is not None:
+        return copied(array)
+    spec = array.spec
+    raise ValueError(
+        f"{name} must be contiguous along its last axis on a GPU, and its other axes must fold "
+        f"into two; got strides {spec.strides} bytes for shape {spec.shape}: pass "
+        f"{contiguous_call(name, spec)}"
+    )
+
+
+def launch(
+    where: Place,
+    plan: str,
+    facts: Mapping[str, Any],
+    buffers: Mapping[str, Any],
+    *,
+    outputs: tuple[str, ...],
+    strided: str = "",
+    launches: dict[Any, Any] | None = None,
+    **more: Any,
+) -> None:
+    """Plan for the architecture at hand, and launch.
+
+    Parameters
+    ----------
+    where : Place
+        Not the golden model.
+    plan : str
+        Name of the function of ``nvfp4.plans``.
+    facts, more
+        Its keyword arguments.
+    buffers : mapping
+        Name of a kernel's buffer -> Array, a number passed by value, or None.
+    outputs : tuple of str
+        The buffers that are written.
+    strided : str
+        The buffer whose rows may lie apart; all others are contiguous.
+    launches : dict, optional
+        Plans made for these facts before: (architecture, *more) -> launches.
+    """
+    launcher = _launcher()
+    machine = where.machine
+    arch = launcher.architecture(where.device) if machine is None else machine.arch
+    planned = None
+    if launches is not None:
+        key = (arch, *more.values())
+        planned = launches.get(key)
+    if planned is None:
+        planned = getattr(_planner(), plan)(arch, **facts, **more)
+        if launches is not None:
+            launches[key] = planned
+    if machine is None:
+        launcher.run(planned, buffers, stream=where.stream, device=where.device)
+        return
+    # Host arrays may be any views; on a GPU, those were refused.
+    own = {
+        name: copied(value)
+        for name, value in buffers.items()
+        if isinstance(value, Array) and name != strided and not value.spec.contiguous
+    }
+    launcher.run(planned, {**buffers, **own}, stream=0, machine=machine)
+    for name in own.keys() & set(outputs):
+        arrays.host(buffers[name])[...] = arrays.host(own[name])
+
+
+@functools.cache
+def _launcher() -> ModuleType:
+    from .. import launch
+
+    return launch
+
+
+@functools.cache
+def _planner() -> ModuleType:
+    from .. import plans
+
+    return plans

@@ -1,0 +1,194 @@
+"""The result of a product: an array of values, or a QTensor made of them."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+
+from .. import arrays, layouts, tensor
+from .._parts import check_tile_starts
+from ..arrays import Array
+from ..formats import FORMAT_ALIASES, FORMATS, BlockFormat, block_format
+from ..tensor import Parts
+from ._out import check_apart, check_out, check_out_tensor, check_result, own_ranges, store
+from ._place import Named, Place
+from ._ranges import Ranges
+
+__all__ = ["FLOATS", "Result", "float_name"]
+
+FLOATS = ("float32", "float16", "bfloat16")
+
+
+def float_name(dtype: Any, name: str) -> str:
+    """Name of one of the three float dtypes."""
+    found = arrays.dtype_name(dtype, name)
+    if found not in FLOATS:
+        raise TypeError(f"{name} must be one of {', '.join(map(repr, FLOATS))}; got {found!r}")
+    return found
+
+
+class Result:
+    """Where a product goes: `out`, checked before anything runs, or what is allocated for it.
+
+    Parameters
+    ----------
+    out_dtype
+        A float dtype, or a block format.
+    shape : (rows, columns)
+    out
+        The caller's, or None.
+    inputs : sequence of (argument name, Array or None)
+        What `out` must not overlap; the first says of which library and where the result is.
+    ranges : Ranges or None
+        Of a grouped product.
+    stream
+        The call's ``stream`` argument.
+    """
+
+    def __init__(
+        self,
+        out_dtype: Any,
+        shape: tuple[int, int],
+        out: Any,
+        inputs: Named,
+        ranges: Ranges | None,
+        stream: Any,
+    ) -> None:
+        names, read = zip(*inputs, strict=True)
+        self.like: Array = read[0]
+        self.shape = shape
+        self.ranges = ranges
+        self.out = out
+        self.target: Array | None = None
+        self.parts: Parts | None = None
+        self.format = _format_of(out_dtype)
+        if self.format is None:
+            self.dtype = float_name(out_dtype, "out_dtype")
+            if out is not None:
+                self.target = arrays.as_array(out, "out", stream=stream)
+                check_result("out", self.target.spec, shape, self.dtype, self.like.spec)
+                check_apart(names, read, (self.target,), ("out",))
+            return
+        self.dtype = "float32"
+        self.layout = (
+            "tcgen" if out is None else check_out_tensor(out, self.format) and out.scale_layout
+        )
+        self.codes_shape = layouts.codes_shape(self.format, shape)
+        self.scales_shape = layouts.scale_shape(self.format, shape, self.layout)
+        self.decode_shape: tuple[int, ...] = () if ranges is None else (ranges.groups,)
+        if ranges is not None and self.layout == "tcgen":
+            self.scales_shape = (
+                layouts.allocated_tiles(ranges.rows, ranges.groups),
+                *self.scales_shape[1:],
+            )
+        if out is not None:
+            self.parts = self._checked_parts(out)
+            check_apart(names, read, self.parts[:3])
+
+    def _checked_parts(self, out: Any) -> Parts:
+        parts: Parts = out.parts
+        specs = (
+            out.shape,
+            out.scale_layout,
+            parts.codes.spec,
+            parts.scales.spec,
+            parts.decode_scale.spec,
+        )
+        check_out(specs, self.shape, self.layout, self.decode_shape, self.like.spec)
+        if self.ranges is not None:
+            own_ranges("out", parts, self.ranges.offsets, "row_offsets")
+            if self.layout == "tcgen" and parts.codes.device is None:
+                check_tile_starts(
+                    parts.tile_starts, self.ranges.offsets, parts.scales.shape[0], written=True
+                )
+            self.scales_shape = parts.scales.shape
+        elif parts.groups is not None:
+            raise ValueError("out must not be a grouped QTensor for a dense product")
+        return parts
+
+    def stored(self, values: np.ndarray) -> Any:
+        """What the caller gets of the golden model's values (float32, if to be quantised)."""
+        if self.format is None:
+            if self.target is None:
+                return arrays.from_host(values, self.like)
+            store(self.target, values)
+            return self.out
+        made = self._quantized(values, self.format)
+        if self.parts is not None:
+            for target, part in zip(self.parts[:3], made, strict=True):
+                store(target, part)
+            return self.out
+        codes, scales, decode = (
+            arrays.as_array(arrays.from_host(np.asarray(part), self.like), "result")
+            for part in made
+        )
+        groups = None if self.ranges is None else self.ranges.offsets
+        return tensor.make(codes, scales, decode, self.format, self.shape, self.layout, groups)
+
+    def _quantized(self, values: np.ndarray, fmt: BlockFormat) -> tuple[np.ndarray, ...]:
+        from .. import golden
+
+        if self.ranges is None:
+            return golden.quantize(values, fmt, scale_layout=self.layout)
+        starts = None if self.parts is None else self.parts.tile_starts
+        # The rows of a range that is switched off are zeros by now, and zeros have zero codes and
+        # scales.
+        return golden.grouped_quantize(
+            values,
+            fmt,
+            row_offsets=arrays.host(self.ranges.offsets),
+            scale_layout=self.layout,
+            tile_starts=None if starts is None else arrays.host(starts),
+            tiles=self.scales_shape[0] if self.layout == "tcgen" else None,
+        )
+
+    def allocated(self, where: Place) -> dict[str, Array | None]:
+        """Buffers for kernels to write, by their names; `out`, if it was given."""
+        if self.format is None:
+            if self.target is None:
+                self.target = arrays.empty(self.shape, self.dtype, self.like, stream=where.stream)
+                self.out = self.target.owner
+            return {"out": self.target}
+        if self.parts is not None:
+            codes, scales, decode, _, starts, _ = self.parts
+        else:
+            codes = arrays.empty(self.codes_shape, "uint8", self.like, stream=where.stream)
+            scales = arrays.empty(self.scales_shape, "uint8", self.like, stream=where.stream)
+            decode = arrays.empty(self.decode_shape, "float32", self.like, stream=where.stream)
+            groups = None if self.ranges is None else self.ranges.offsets
+            self.out = tensor.make(
+                codes, scales, decode, self.format, self.shape, self.layout, groups
+            )
+            starts = None
+        return {
+            "out_codes": codes,
+            "out_scales": scales,
+            "out_decode": decode,
+            "out_tile_starts": starts,
+        }
+
+    outputs = ("out", "out_codes", "out_scales", "out_decode")
+
+    def facts(self) -> dict[str, Any]:
+        """As plans take it."""
+        if self.format is None:
+            return {"out_dtype": self.dtype}
+        tiled = self.layout == "tcgen" and self.ranges is not None
+        return {
+            "out_dtype": self.format.name,
+            "out_layout": self.layout,
+            "out_tiles": self.scales_shape[0] if tiled else None,
+            "has_out_tile_starts": self.parts is not None and self.parts.tile_starts is not None,
+        }
+
+
+def _format_of(out_dtype: Any) -> BlockFormat | None:
+    """The block format that is asked for, None for a dtype."""
+    if isinstance(out_dtype, BlockFormat):
+        return out_dtype
+    if not isinstance(out_dtype, str):
+        return None
+    if out_dtype in FORMATS or out_dtype in FORMAT_ALIASES:
+        return block_format(out_dtype)
+    return None

@@ -1,0 +1,273 @@
+"""matmul and grouped_matmul: products with block-scaled operands."""
+
+from __future__ import annotations
+
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from .. import arrays
+from ..arrays import Array
+from ..tensor import QTensor
+from . import _place
+from ._operands import (
+    Alpha,
+    Operand,
+    ReadEpilogue,
+    check_depth,
+    read_alpha,
+    read_epilogue,
+    read_operand,
+)
+from ._ranges import Ranges, read_ranges
+from ._result import Result
+from .dense import matrix_view
+
+__all__ = ["grouped_matmul", "matmul"]
+
+
+def matmul(
+    a: Any,
+    b: QTensor,
+    *,
+    alpha: Any = 1.0,
+    out: Any = None,
+    out_dtype: Any = "bfloat16",
+    epilogue: Any = None,
+    stream: Any = None,
+) -> Any:
+    """The product of `a` [M, K] with `b` [N, K] transposed.
+
+    ``out[m, n] = cast(epilogue(alpha' * sum_k a[m, k] * b[n, k]))`` with element * scale in place
+    of each element and ``alpha' = RN(RN(alpha * dA) * dB)`` of the decode scales; float32 sums.
+    Section 7 of the arithmetic definition.
+
+    Parameters
+    ----------
+    a : QTensor, or array of bfloat16 or float16, [M, K]
+        An array is multiplied as it is (weight-only quantisation).
+    b : QTensor, [N, K]
+        Of any format, not only that of `a`.
+    alpha : number, or array of float32 of shape ()
+        On the device of `a`, if it is an array there.
+    out : array of `out_dtype`, [M, N], or QTensor, optional
+        Written and returned; a QTensor where `out_dtype` is a format.
+    out_dtype : {"bfloat16", "float16", "float32"}, or the name of a block format
+        Also a dtype object. A format: the float32 result is quantised, encode scale 1, in the
+        layout of `out` ("tcgen" without `out`).
+    epilogue : nvfp4.Epilogue or function, optional
+        Compiled into the kernel; a function ``fn(value, row, column, expert)`` is an Epilogue
+        without arrays.
+    stream : optional
+        None (the current stream of the library of `a`), an int, or an object with
+        ``__cuda_stream__``.
+
+    Returns
+    -------
+    array of `out_dtype`, [M, N], or QTensor
+        Of the library of `a`; N/2 columns of an epilogue of pairs.
+
+    Raises
+    ------
+    TypeError
+        `a` or `b` is of another kind (a tuple of codes and scales, an array of float32...), or a
+        dtype is another one.
+    ValueError
+        Shapes that do not fit; arrays on different devices; an `out` that overlaps an operand.
+    UnsupportedError
+        There is no kernel for this GPU and these formats.
+    """
+    left = read_operand("a", a, ("M", "K"), plain=True, stream=stream)
+    right = read_operand("b", b, ("N", "K"), plain=False, stream=stream)
+    for operand in (left, right):
+        if operand.parts is not None and operand.parts.groups is not None:
+            raise ValueError(f"{operand.name} is a grouped QTensor: use nvfp4.grouped_matmul")
+    depth = check_depth(left, right)
+    call = _Product(
+        left, right, read_alpha(alpha, None, stream), read_epilogue(epilogue, stream), None
+    )
+    facts = {"rows": left.shape[0], "columns": right.shape[0], "depth": depth}
+    return call.run("matmul", left.shape[0], facts, out, out_dtype, stream)
+
+
+def grouped_matmul(
+    a: Any,
+    b: QTensor,
+    *,
+    row_offsets: Any,
+    expert_ids: Any = None,
+    row_indices: Any = None,
+    alpha: Any = None,
+    out: Any = None,
+    out_dtype: Any = "bfloat16",
+    epilogue: Any = None,
+    stream: Any = None,
+) -> Any:
+    """The product of each range of rows of `a` with the matrix of its expert, transposed.
+
+    Section 7 of the arithmetic definition, ranges and experts as in section 6.
+
+    Parameters
+    ----------
+    a : QTensor, or array of bfloat16 or float16, [R, K], or [M, K] with `row_indices`
+        A grouped QTensor has these `row_offsets` as its groups. With `row_indices`, a QTensor with
+        linear scales.
+    b : QTensor, [E, N, K]
+    row_offsets : array of int32, int64 or uint32, [G+1]
+        Range i is rows row_offsets[i] to row_offsets[i+1] - 1 of the R rows of the result.
+    expert_ids : array of int32 or int64, [G], optional
+        Expert of each range, by default i. Negative: the range is switched off.
+    row_indices : array of int32 or int64, [R], optional
+        Row r of the result is made of row row_indices[r] of `a`; zero where there is no such row.
+    alpha : None, number, or array of float32, () or [E], optional
+        One factor, or one by expert.
+    out, out_dtype, epilogue, stream
+        As in :func:`nvfp4.matmul`; the result has R rows. Quantised, it is a grouped QTensor.
+
+    Returns
+    -------
+    array of `out_dtype`, [R, N], or QTensor
+        Rows of a switched-off range, rows that no range covers and rows whose index is out of
+        range are **0**.
+
+    Raises
+    ------
+    TypeError
+        As in :func:`nvfp4.matmul`; index arrays that are not of integers.
+    ValueError
+        As in :func:`nvfp4.matmul`; offsets that do not start at 0, decrease or go beyond R, and
+        ids from E on, where the host can read them.
+    UnsupportedError
+        There is no kernel for this GPU and these formats.
+    """
+    left = read_operand("a", a, ("R", "K"), plain=True, stream=stream)
+    right = read_operand("b", b, ("E", "N", "K"), plain=False, stream=stream)
+    depth = check_depth(left, right)
+    experts, columns = right.shape[:2]
+    ranges = read_ranges(row_offsets, expert_ids, row_indices, left.first, "a", experts, stream)
+    _check_grouped_operand(left, ranges)
+    call = _Product(
+        left, right, read_alpha(alpha, experts, stream), read_epilogue(epilogue, stream), ranges
+    )
+    facts = {
+        "input_rows": left.shape[0],
+        "rows": ranges.rows,
+        "columns": columns,
+        "depth": depth,
+        "experts": experts,
+        **ranges.facts(),
+    }
+    return call.run("grouped_matmul", ranges.rows, facts, out, out_dtype, stream)
+
+
+def _check_grouped_operand(a: Operand, ranges: Ranges) -> None:
+    """How a quantised `a` goes with the ranges."""
+    q, parts = a.q, a.parts
+    if q is None or parts is None:
+        return
+    if ranges.indices is not None:
+        if q.scale_layout != "linear":
+            raise ValueError(
+                "a must have linear scales together with row_indices; got scale_layout "
+                f"{q.scale_layout!r}"
+            )
+        if parts.groups is not None and parts.decode == "group":
+            raise ValueError(
+                "a must not have decode scales by range together with row_indices, which "
+                "picks rows one by one; got a grouped QTensor"
+            )
+    if parts.groups is None:
+        if q.scale_layout == "tcgen":
+            raise ValueError(
+                "a must be a grouped QTensor, whose ranges start on scale tiles of their own, "
+                "or have linear scales; got a dense one with scale_layout 'tcgen'"
+            )
+        return
+    if parts.groups.shape != ranges.offsets.shape:
+        raise ValueError(
+            f"row_offsets must be the groups of a, which has {parts.groups.shape[0] - 1} "
+            f"ranges; got {ranges.groups}"
+        )
+    if ranges.offsets.device is None and not np.array_equal(
+        arrays.host(parts.groups), arrays.host(ranges.offsets)
+    ):
+        raise ValueError("row_offsets must be the groups of a; got other values")
+
+
+class _Product(NamedTuple):
+    """A checked product, ready to get its result."""
+
+    a: Operand
+    b: Operand
+    alpha: Alpha
+    epilogue: ReadEpilogue
+    ranges: Ranges | None
+
+    @property
+    def inputs(self) -> tuple[tuple[str, Array | None], ...]:
+        """All arrays that are read, the one that decides where to run first."""
+        index = () if self.ranges is None else self.ranges.named
+        return (
+            *self.a.named,
+            *self.b.named,
+            *index,
+            ("alpha", self.alpha.array),
+            *self.epilogue.named,
+        )
+
+    def run(
+        self, plan: str, rows: int, facts: dict[str, Any], out: Any, out_dtype: Any, stream: Any
+    ) -> Any:
+        """Check `out`, choose where to run, run."""
+        shape = (rows, self.epilogue.columns(facts["columns"]))
+        result = Result(out_dtype, shape, out, self.inputs, self.ranges, stream)
+        where = _place.place(self.inputs, stream)
+        if where.golden:
+            return result.stored(self._golden(result.dtype))
+        buffers = {
+            **result.allocated(where),
+            **self.a.buffers(),
+            **self.b.buffers(),
+            **self.epilogue.buffers(),
+            "alpha": self.alpha.number if self.alpha.array is None else self.alpha.array,
+        }
+        facts |= {
+            **self.a.facts(),
+            **self.b.facts(),
+            **result.facts(),
+            **self.epilogue.facts(),
+            "alpha": self.alpha.kind,
+        }
+        if self.a.plain is not None:
+            buffers["a"], facts["a_row_stride"] = _rows_of(self.a.plain, where)
+        if self.ranges is not None:
+            starts = None if self.a.parts is None else self.a.parts.tile_starts
+            facts["has_tile_starts"] = starts is not None
+            facts["starts_dtype"] = None if starts is None else starts.dtype
+            buffers |= {**dict(self.ranges.named), "tile_starts": starts}
+        _place.launch(where, plan, facts, buffers, outputs=result.outputs, strided="a")
+        return result.out
+
+    def _golden(self, dtype: str) -> np.ndarray:
+        from .. import golden
+
+        more = {
+            "alpha": self.alpha.for_golden(),
+            "decode_a": self.a.decode(),
+            "decode_b": self.b.decode(),
+            "out_dtype": dtype,
+            "epilogue": self.epilogue.for_golden(),
+        }
+        a, b = self.a.values(), self.b.values()
+        if self.ranges is None:
+            return golden.matmul(a, b, **more)
+        return golden.grouped_matmul(a, b, **self.ranges.for_golden(), **more)
+
+
+def _rows_of(a: Array, where: _place.Place) -> tuple[Array, int]:
+    """A plain operand as kernels can read it, and the elements from row to row."""
+    view = matrix_view(a.spec, False)
+    if view is None:
+        a = _place.copied_or_refused("a", a, where)
+        return a, a.shape[1]
+    return a, view["row_stride"]
