@@ -239,3 +239,24 @@ def compile_to_ltoir(
         function, signature, cc=cc, device=False, abi="numba", output=output, **options
     )
     return code
+
+
+def simulator_modules() -> tuple[ModuleType, ModuleType, Callable[[Any], Any]]:
+    """``numba.cuda``, its simulator's module of kernels, and the function from Numba's types to dtypes.
+
+    Raises
+    ------
+    ToolchainError
+        This process was not started with NUMBA_ENABLE_CUDASIM=1, or numba-cuda is not installed.
+    """
+    if not SIMULATED_PROCESS:
+        raise ToolchainError("Numba's simulator is off: start the process with NUMBA_ENABLE_CUDASIM=1")
+    try:
+        from numba import cuda as module
+        from numba.cuda.np.numpy_support import as_dtype
+        from numba.cuda.simulator import kernel
+    except ImportError as error:
+        raise ToolchainError(
+            "running @cuda.jit kernels needs numba-cuda; install it with: pip install 'numba-cuda>=0.30.4,<0.31'"
+        ) from error
+    return module, kernel, as_dtype

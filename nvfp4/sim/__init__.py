@@ -17,11 +17,12 @@ from .errors import (
     Misaligned,
     OutOfBounds,
     ReadOnlyWrite,
+    Trap,
     UnwrittenRead,
     WarpMaskError,
 )
 from .location import model
-from .machine import AsyncOperation, Machine, current_machine, simulate
+from .machine import AsyncOperation, Machine, current_machine, default_machine, simulate
 from .memory import GlobalMemory, GlobalPointer, SharedMemory
 from .order import Clock, fence
 from .trace import Trace
@@ -47,10 +48,12 @@ __all__ = [
     "SharedMemory",
     "Thread",
     "Trace",
+    "Trap",
     "UnwrittenRead",
     "Warp",
     "WarpMaskError",
     "current_machine",
+    "default_machine",
     "fence",
     "model",
     "simulate",

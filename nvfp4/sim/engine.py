@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from greenlet import getcurrent, greenlet
 
-from .errors import DivergentBarrier, InvalidOperand, WarpMaskError
+from .errors import DivergentBarrier, InvalidOperand, Trap, WarpMaskError
 from .location import call_site, describe, site_text
 from .memory import CheckedSharedMemory, SharedMemory
 from .order import meet
@@ -41,6 +41,18 @@ class Dim3(NamedTuple):
     z: int
 
 
+class Payloads(dict[int, Any]):
+    """Operands of a warp operation by lane; asking for a lane that does not take part is the kernel's error."""
+
+    __slots__ = ("collective",)
+
+    def __missing__(self, lane: int) -> Any:
+        what = self.collective
+        raise WarpMaskError(
+            f"{what.name} with mask {what.mask:#010x} reads lane {lane}, which takes no part: its value is undefined"
+        )
+
+
 class Collective:
     """A warp operation that not all lanes of its mask have reached."""
 
@@ -49,7 +61,8 @@ class Collective:
     def __init__(self, name: str, mask: int) -> None:
         self.name = name
         self.mask = mask
-        self.payloads: dict[int, Any] = {}
+        self.payloads = Payloads()
+        self.payloads.collective = self
         self.threads: list[Thread] = []
 
     def __str__(self) -> str:
@@ -130,7 +143,17 @@ class Predicate:
 class Warp:
     """32 consecutive threads of a block."""
 
-    __slots__ = ("block", "collectives", "exited", "exists", "index", "queued", "ready", "threads")
+    __slots__ = (
+        "block",
+        "collectives",
+        "converging",
+        "exists",
+        "exited",
+        "index",
+        "queued",
+        "ready",
+        "threads",
+    )
 
     def __init__(self, block: Block, index: int) -> None:
         self.block = block
@@ -142,6 +165,16 @@ class Warp:
         self.ready: list[Thread] = []
         self.queued = False
         self.collectives: list[Collective] = []
+        #: Place in the kernel -> lanes that are in activemask there.
+        self.converging: dict[Any, list[Thread]] = {}
+
+    def converge(self) -> None:
+        """Answer the lanes that ask for the active mask, when no other lane of the warp can run."""
+        groups, self.converging = list(self.converging.values()), {}
+        for threads in groups:
+            mask = sum(1 << thread.lane for thread in threads)
+            for thread in threads:
+                thread.wake(mask)
 
     def __repr__(self) -> str:
         return f"<warp {self.index} of block {tuple(self.block.block_index)}>"
@@ -305,7 +338,25 @@ class Thread:
         launch.waiters.append(self)
         self._block_on(Predicate(predicate, reason))
 
+    def trap(self) -> None:
+        """Abort the kernel (PTX ``trap``)."""
+        raise Trap("trap: the kernel stopped itself")
+
     # Warp operations -------------------------------------------------------------------------------
+
+    def sync_warp(self, mask: int) -> None:
+        """Wait for the lanes of `mask`, and see what they have written."""
+        self.collective("syncwarp", mask, None, dict)
+
+    def active_mask(self) -> int:
+        """Return the lanes of the warp that are at this instruction together.
+
+        The machine lets every lane come that can come without waiting for one that is here, so the warp is as
+        convergent as it can be. A card promises less.
+        """
+        site = call_site(sys._getframe(1), self.block.launch.body)
+        self.warp.converging.setdefault(site, []).append(self)
+        return int(self._block_on(Predicate(lambda: False, "the other lanes, in activemask")))
 
     def collective(
         self,
@@ -364,7 +415,11 @@ class Thread:
         warp.collectives.remove(mine)
         if self.machine.checks.races and name.startswith(ORDERING_COLLECTIVES):
             meet(mine.threads)
-        results = resolve(dict(sorted(payloads.items())))
+        if list(payloads) != sorted(payloads):
+            ordered = Payloads(sorted(payloads.items()))
+            ordered.collective = mine
+            payloads = ordered
+        results = resolve(payloads)
         launch = self.block.launch
         if launch.trace is not None:
             launch.trace.instruction(self, name)
@@ -453,13 +508,13 @@ class Thread:
         if resolve is not None:
             barrier.payloads.append(payload)
             barrier.resolve = resolve
-        if kind == "arrive_wait":
+        if kind in ("arrive_wait", "sync"):
             if barrier.arrived < (block.live if barrier.count is None else barrier.count):
                 barrier.waiting.append(self)
                 return self._block_on(barrier)
             return barrier.complete(self)
         if kind != "arrive":
-            raise InvalidOperand(f"`kind` must be 'arrive_wait' or 'arrive'; got {kind!r}")
+            raise InvalidOperand(f"`kind` must be 'arrive_wait' ('sync') or 'arrive'; got {kind!r}")
         if barrier.arrived >= barrier.expected:
             barrier.complete()
         return None

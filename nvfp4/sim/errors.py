@@ -20,6 +20,7 @@ __all__ = [
     "Misaligned",
     "OutOfBounds",
     "ReadOnlyWrite",
+    "Trap",
     "UnwrittenRead",
     "WarpMaskError",
 ]
@@ -115,3 +116,7 @@ class Deadlock(Finding):
 
 class Livelock(Deadlock):
     """Threads spin, each waiting for something that none of them does."""
+
+
+class Trap(Finding):
+    """The kernel stopped itself, by the instruction ``trap``."""

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import contextvars
 import functools
+import inspect
 import os
 import re
 from collections import deque
@@ -32,6 +33,7 @@ from .engine import (
 from .errors import Deadlock, DivergentBarrier, Finding, Livelock, WarpMaskError
 from .location import describe, locate
 from .memory import GlobalMemory, GlobalPointer
+from .order import Clock
 from .policy import Policy, Schedule, make_policy
 from .trace import Trace
 
@@ -215,6 +217,15 @@ def _extents(value: int | Sequence[int], what: str) -> Dim3:
     return Dim3(*(int(size) for size in (*sizes, 1, 1)[:3]))
 
 
+class GridBarrier:
+    """How many threads wait for the whole grid, and what they hand on."""
+
+    def __init__(self) -> None:
+        self.arrived = 0
+        self.phase = 0
+        self.clock = self.done = Clock()
+
+
 class Launch:
     """One run of a kernel."""
 
@@ -234,8 +245,10 @@ class Launch:
         self.shared_bytes = shared_bytes
         self.name = name or getattr(function, "__name__", "kernel")
         self.start = functools.partial(function, *args)
-        code = getattr(function, "__code__", None)
-        self.body: CodeType = code if code is not None else self.start.__call__.__code__  # type: ignore[attr-defined]
+        code = getattr(inspect.unwrap(function), "__code__", None)
+        if code is None:
+            raise TypeError(f"`function` must be a Python function; got {type(function).__name__}")
+        self.body: CodeType = code
         self.hub = getcurrent()
         self.to_hub = self.hub.switch
         self.idle: list[Worker] = []
@@ -250,6 +263,8 @@ class Launch:
         self.blocks: list[Block] = []
         self.pending = self._indices()
         self.left = grid_dim.x * grid_dim.y * grid_dim.z
+        self.threads = self.left * block_dim.x * block_dim.y * block_dim.z
+        self.grid_barrier = GridBarrier()
         self.steps = 0
         self.yields = 0
         self.spinning = 0
@@ -329,6 +344,8 @@ class Launch:
         except Exception as error:
             self._annotate(error, thread)
             raise
+        if warp.converging and not warp.ready:
+            warp.converge()
         # A turn in which every lane only polled is no progress.
         if self.yields - yields == len(lanes):
             self.spinning += 1
@@ -440,6 +457,7 @@ class Launch:
         place.__traceback__ = error.__traceback__
         locate(place, thread)
         error.add_note(f"in the simulated machine{place}")
+        error.simulated_thread = thread  # type: ignore[attr-defined]
 
     def _stuck(self) -> None:
         """Raise what describes best why nobody can go on."""
@@ -557,3 +575,9 @@ def current_machine() -> Machine | None:
     """Return the machine of the enclosing :func:`simulate`, or that of the running simulated thread; else None."""
     thread: Thread | None = getattr(getcurrent(), "thread", None)
     return _machine.get() if thread is None else thread.machine
+
+
+@functools.cache
+def default_machine() -> Machine:
+    """Return the machine of a process with ``NUMBA_ENABLE_CUDASIM=1``, where no other is chosen: sm_90a, all checks."""
+    return Machine("sm_90a")
