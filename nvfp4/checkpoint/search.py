@@ -2,8 +2,8 @@
 
 Each block keeps the better of two scales. nvfp4: its largest element becomes 6, or 4 (a scale half
 as large again: e2m1 is finer below 4 than between 4 and 6). MX formats: the power of two that
-saturates nothing, or the one below it. For nvfp4 the encode scale is searched first, over most of an
-octave below the usual one: a smaller one leaves room for the larger block scales (448 / 1.5 = 299),
+saturates nothing, or the one below it. For nvfp4 the encode scale is searched first, over most of
+an octave below the usual one: a smaller one leaves room for larger block scales (448 / 1.5 = 299),
 and moves all block scales on the grid of e4m3.
 
 What comes out are codes and scales like any others; nothing but their choice is new.

@@ -19,7 +19,11 @@ __all__ = ["COMMANDS", "main", "program"]
 
 # name -> (module, what `nvfp4 --help` says about it)
 COMMANDS: dict[str, tuple[str, str]] = {
+    "convert": ("nvfp4.cli.convert", "Write a quantised checkpoint in another convention."),
     "demo": ("nvfp4.cli.demo", "Quantise six experts of a real model and multiply them."),
+    "inspect": ("nvfp4.cli.inspect", "List the tensors of a checkpoint and what looks wrong."),
+    "quantize": ("nvfp4.cli.quantize", "Quantise the weights of a checkpoint."),
+    "verify": ("nvfp4.cli.verify", "Compare a quantised checkpoint with its original."),
 }
 
 
