@@ -28,7 +28,7 @@ __all__ = ["build", "faults", "find", "inspect", "sass"]
 _building = threading.RLock()
 
 _SERIALISED = re.compile(r"\bC75\d\d\b")
-_DOUBLE = re.compile(r"\.f64\b")
+_DOUBLE = re.compile(r"\b[a-z][\w.]*\.f64\b[\w.]*")
 
 
 def find(program: Program, arch: str, *, cache: Cache | None = None) -> Binary | None:
@@ -153,7 +153,7 @@ def faults(binary: Binary, ptx: str = "") -> tuple[str, ...]:
     elif binary.stack_bytes:
         found.append(f"keeps {binary.stack_bytes} bytes a thread in local memory")
     found += [line for line in binary.log if _SERIALISED.search(line)]
-    doubles = sorted({line.split()[0] for line in ptx.splitlines() if _DOUBLE.search(line)})
+    doubles = sorted(set(_DOUBLE.findall(ptx)))
     if doubles:
         found.append(f"computes in float64: {', '.join(doubles)}")
     return tuple(found)
