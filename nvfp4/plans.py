@@ -8,13 +8,16 @@ does not have is None.
 from __future__ import annotations
 
 import functools
+from typing import Any
 
+from .errors import UnsupportedError
 from .formats import FORMATS, BlockFormat
+from .kernels.grouped_quantize import GROUPED_QUANTIZE
 from .kernels.quantize import AMAX, AMAX_CLEAR, AMAX_FINISH, QUANTIZE
 from .launch import Launch
-from .layouts import TILE_BLOCKS, TILE_ROWS
+from .layouts import TILE_BLOCKS, TILE_ROWS, allocated_tiles
 
-__all__ = ["quantize"]
+__all__ = ["grouped_quantize", "quantize"]
 
 Launches = tuple[Launch, ...]
 
@@ -49,7 +52,7 @@ def _block(pieces: int, rows: int, smallest: int = 1) -> tuple[int, int]:
 
 def _constants(
     fmt: BlockFormat, dtype: str, layout: str, rounding: str, unit: bool, aligned: bool
-) -> dict[str, str | bool]:
+) -> dict[str, Any]:
     return {
         "INPUT": dtype,
         "ELEMENT": fmt.element,
@@ -129,3 +132,102 @@ def quantize(
         main,
         Launch(AMAX_FINISH.program(), 1, 1, 0, ("decode_scale",)),
     )
+
+
+@functools.lru_cache(maxsize=1024)
+def grouped_quantize(
+    arch: str,
+    *,
+    format: str,
+    dtype: str,
+    input_rows: int,
+    rows: int,
+    columns: int,
+    row_stride: int,
+    groups: int,
+    tiles: int | None,
+    scale_layout: str,
+    scale_rounding: str,
+    encode: str,
+    experts: int | None,
+    has_expert_ids: bool,
+    has_row_indices: bool,
+    has_tile_starts: bool,
+    offsets_dtype: str,
+    ids_dtype: str | None,
+    indices_dtype: str | None,
+    starts_dtype: str | None,
+    aligned: bool,
+) -> Launches:
+    """Quantise ranges of rows.
+
+    Parameters
+    ----------
+    arch, format, dtype, columns, row_stride, scale_layout, scale_rounding, aligned
+        As in :func:`quantize`.
+    input_rows, rows : int
+        Of ``x``, and of the result.
+    groups : int
+    tiles : int or None
+        Row tiles of the scales; None for linear ones.
+    encode : {"none", "scalar", "array", "expert", "row", "row_amax"}
+        What ``encode_scale`` is: as in :func:`quantize`; an array of one an expert; of one a row of the result.
+    experts : int or None
+        Number of experts; None: any id from 0 on is one.
+    has_expert_ids, has_row_indices, has_tile_starts : bool
+    offsets_dtype, ids_dtype, indices_dtype, starts_dtype : {"int32", "int64", "uint32"} or None
+
+    Returns
+    -------
+    tuple of Launch
+        Buffers ``x, codes, scales, row_offsets, expert_ids, row_indices, tile_starts, encode_scale, decode_scale``.
+
+    Raises
+    ------
+    UnsupportedError
+        2^32 rows or more.
+    """
+    fmt = FORMATS[format]
+    _check_rows(rows)
+    pieces = _padded_pieces(fmt, columns, scale_layout)
+    x, y = _block(pieces, TILE_ROWS, fmt.block // _PIECE)
+    down = max(allocated_tiles(rows, groups), tiles or 0, min(groups, 1))
+    across = 1 if encode == "row_amax" else _across(down, _ceil(pieces, x))
+    constants = _constants(fmt, dtype, scale_layout, scale_rounding, encode == "none", aligned)
+    constants |= _index_constants(offsets_dtype, ids_dtype, indices_dtype, starts_dtype)
+    args = (
+        *("x", "codes", "scales", "row_offsets", "expert_ids", "row_indices", "tile_starts"),
+        "encode_scale" if encode in ("array", "expert", "row") else "decode_scale",
+        "encode_scale" if encode == "scalar" else 1.0,
+        *("decode_scale", input_rows, rows, columns, row_stride, groups),
+        _experts(experts),
+        tiles or 0,
+    )
+    program = GROUPED_QUANTIZE.program(**constants, ENCODE=encode)
+    return (Launch(program, (down, across), (x, y), 0, args),)
+
+
+def _check_rows(rows: int) -> None:
+    if rows >= 1 << 32:
+        raise UnsupportedError(f"grouped kernels take fewer than 2^32 rows; got {rows}")
+
+
+def _experts(experts: int | None) -> int:
+    """The number below which ids count; without a number any id does."""
+    return (1 << 62) if experts is None else experts
+
+
+def _across(down: int, groups: int) -> int:
+    """Blocks beside each other: enough to fill a card; more column groups a block where there are many blocks."""
+    return min(_MAX_YZ, max(1, min(groups, _ceil(4096, max(1, down)))))
+
+
+def _index_constants(
+    offsets: str | None, ids: str | None, indices: str | None, starts: str | None
+) -> dict[str, str]:
+    return {
+        "OFFSETS": offsets or "int32",
+        "IDS": ids or "none",
+        "INDICES": indices or "none",
+        "STARTS": starts or "none",
+    }

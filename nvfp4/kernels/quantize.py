@@ -23,7 +23,7 @@ from ..program import Kernel
 from ..ptx.arith import max_nan_f32, mul_rn, rcp_rn
 from ..ptx.bits import float_as_uint
 from ..ptx.memory import red_max_global_u32, st_global_u8
-from ..ptx.warp import redux_max_u32, shfl_xor_f32
+from ..ptx.warp import redux_max_u32, shfl_xor_f32, vote_any
 from .elements import ZEROS, amax8, code_bytes, load8, store_codes
 from .scales import SIXTH, block_scale, encode_scale_of_amax, tcgen_place, usable
 from .warps import amax_of_lanes, lane_count, mask_of, thread_index
@@ -34,6 +34,7 @@ SCALE = "e8m0"
 
 ZERO = np.float32(0.0)
 ONE = np.float32(1.0)
+NO_SCALE = 0
 
 
 def encode_scale_for(encode_scale, encode_number, decode_scale, batch, row):
@@ -78,6 +79,14 @@ def quantize_piece(x, x_at, read, codes, codes_at, write, c, r, mask):
     if write:
         store_codes(codes, codes_at, v, w, q)
     return byte
+
+
+def must_quantize(mask, row_has_codes):
+    """Whether this thread quantises in its present row; the threads of a block of elements agree."""
+    if SCALE == "e4m3":
+        return row_has_codes
+    else:
+        return vote_any(mask, row_has_codes)
 
 
 def block_of_piece(piece):
@@ -178,12 +187,15 @@ def quantize(
             if ENCODE == "row" or ENCODE == "row_amax":
                 if inside and cuda.blockIdx.y == 0 and cuda.threadIdx.x == 0:
                     decode_scale[flat_row] = r
+            busy = must_quantize(mask, inside)
             column_group = cuda.blockIdx.y * cuda.blockDim.x
             while column_group < all_pieces:
                 piece = column_group + cuda.threadIdx.x
                 live = inside and piece < pieces
                 codes_at = flat_row * width + code_bytes(piece * 16)
-                byte = quantize_piece(x, row_at + piece * 16, live, codes, codes_at, live, c, r, mask)
+                byte = NO_SCALE
+                if busy:
+                    byte = quantize_piece(x, row_at + piece * 16, live, codes, codes_at, live, c, r, mask)
                 if row < all_rows and piece < all_pieces and owns_scale(piece):
                     place = scale_place(row, block_of_piece(piece), columns)
                     st_global_u8(scales, batch * matrix_scales + place, byte, "")
