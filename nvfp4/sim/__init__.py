@@ -1,4 +1,4 @@
-"""The simulated machine: runs kernels unmodified on a CPU, repeats exactly, and says what is wrong with them.
+"""The simulated machine: runs kernels unmodified on a CPU and says what is wrong with them.
 
 It needs NumPy and greenlet only. See docs and ``nvfp4.simulate``.
 """
@@ -6,7 +6,8 @@ It needs NumPy and greenlet only. See docs and ``nvfp4.simulate``.
 from __future__ import annotations
 
 from .atomics import OPERATIONS
-from .engine import Block, Dim3, Thread, Warp, this_thread
+from .block import Block, Dim3, Warp
+from .current import this_thread
 from .errors import (
     DataRace,
     Deadlock,
@@ -21,10 +22,14 @@ from .errors import (
     UnwrittenRead,
     WarpMaskError,
 )
+from .facade import cuda
+from .launch import AsyncOperation
 from .location import model
-from .machine import AsyncOperation, Machine, current_machine, default_machine, simulate
-from .memory import GlobalMemory, GlobalPointer, SharedMemory
+from .machine import Machine, current_machine, default_machine, simulate
+from .memory import GlobalMemory, GlobalPointer
 from .order import Clock, fence
+from .shared import SharedMemory
+from .thread import Thread
 from .trace import Trace
 
 __all__ = [
@@ -52,6 +57,7 @@ __all__ = [
     "UnwrittenRead",
     "Warp",
     "WarpMaskError",
+    "cuda",
     "current_machine",
     "default_machine",
     "fence",

@@ -1,7 +1,8 @@
 """Arrays of users' kernels (shared, local, global) that report what is done with them.
 
-Without checks a kernel gets plain NumPy arrays. With checks it gets a :class:`CheckedArray`, which behaves as the array
-does in a kernel and tells a :class:`nvfp4.sim.memory.Region` of each element that is read or written.
+Without checks a kernel gets plain NumPy arrays. With checks it gets a :class:`CheckedArray`, which
+behaves as the array does in a kernel and tells a :class:`nvfp4.sim.memory.Region` of each element
+that is read or written.
 """
 
 from __future__ import annotations
@@ -13,7 +14,7 @@ from typing import Any
 import numpy as np
 
 from .errors import OutOfBounds, UnwrittenRead
-from .memory import POISON, Region
+from .shared import POISON, Region
 
 _VIEWS = ("reshape", "transpose", "view", "ravel", "squeeze", "swapaxes")
 
@@ -70,7 +71,8 @@ class CheckedArray(np.lib.mixins.NDArrayOperatorsMixin):
     def _wrap(self, array: np.ndarray) -> CheckedArray:
         return CheckedArray(array, self._region, self._shift, self._name)
 
-    # Elements --------------------------------------------------------------------------------------
+    # Elements
+    # --------------------------------------------------------------------------------------
 
     def _address(self, index: Any) -> int:
         """Return the address of one element; `index` has been used, so it is in range."""
@@ -121,7 +123,8 @@ class CheckedArray(np.lib.mixins.NDArrayOperatorsMixin):
         self._array[index] = function(old)
         return old
 
-    # Whole arrays ----------------------------------------------------------------------------------
+    # Whole arrays
+    # ----------------------------------------------------------------------------------
 
     def _note_all(self, array: np.ndarray, note: Callable[[int, int], Any]) -> None:
         for address, nbytes in _spans(array):

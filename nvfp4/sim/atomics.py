@@ -1,4 +1,4 @@
-"""What each atomic operation stores, by type; shared by pointers, shared memory and the ``cuda`` facade."""
+"""What each atomic operation stores, by type."""
 
 from __future__ import annotations
 
@@ -46,7 +46,8 @@ def _nan_min(old: Any, value: Any) -> Any:
     return np.fmin(old, value) if isinstance(value, np.floating) else min(old, value)
 
 
-#: name -> function of (old, operand) giving the new value. ``inc`` and ``dec`` wrap at the operand (PTX ``atom.inc``).
+#: name -> function of (old, operand) giving the new value. ``inc`` and ``dec`` wrap at the operand
+#: (PTX ``atom.inc``).
 #: A float's max and min take the number where one of the two is NaN, as PTX does.
 OPERATIONS: dict[str, Callable[[Any, Any], Any]] = {
     "add": lambda old, value: old + value,
@@ -83,9 +84,25 @@ def combine(operation: str, dtype: str, old: Any, value: Any, compare: Any = Non
         return wrap(int(value), dtype) if old == wrap(int(compare), dtype) else old
     function = OPERATIONS.get(operation)
     if function is None:
-        raise InvalidOperand(f"atomic operation must be one of {', '.join(OPERATIONS)}, cas; got {operation!r}")
+        raise InvalidOperand(
+            f"atomic operation must be one of {', '.join(OPERATIONS)}, cas; got {operation!r}"
+        )
     if dtype == "f32":
         if operation not in ("add", "sub", "exch", "min", "max"):
             raise InvalidOperand(f"atomic {operation} takes integers; got f32")
         return np.float32(function(np.float32(old), np.float32(value)))
     return wrap(int(function(old, wrap(int(value), dtype))), dtype)
+
+
+def from_bits(bits: int, dtype: str) -> Any:
+    """Return the value of a type that an element's bits mean."""
+    if dtype == "f32":
+        return np.uint32(bits).view(np.float32)
+    return wrap(bits, dtype)
+
+
+def to_bits(value: Any, dtype: str) -> int:
+    """Return the bits of a value of a type, as an unsigned integer."""
+    if dtype == "f32":
+        return int(np.float32(value).view(np.uint32))
+    return int(value) & ((1 << 8 * ITEMSIZE[dtype]) - 1)

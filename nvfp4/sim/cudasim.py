@@ -1,9 +1,10 @@
-"""Users' own ``@cuda.jit`` kernels on the simulated machine, in a process with ``NUMBA_ENABLE_CUDASIM=1``.
+"""Users' own ``@cuda.jit`` kernels on the simulated machine, with ``NUMBA_ENABLE_CUDASIM=1``.
 
-Importing this module replaces the block scheduler of Numba's simulator, and the ``cuda`` that kernels see, by this
-package's: kernels launch as before, shuffles and votes work, and mistakes are reported. The machine is the one of the
-enclosing ``nvfp4.simulate``, else one of architecture sm_90a with all checks. Arguments, their copies to the "device"
-and back, and everything outside of kernels stay Numba's.
+Importing this module replaces the block scheduler of Numba's simulator, and the ``cuda`` that
+kernels see, by this package's: kernels launch as before, shuffles and votes work, and mistakes are
+reported. The machine is the one of the enclosing ``nvfp4.simulate``, else one of architecture
+sm_90a with all checks. Arguments, their copies to the "device" and back, and everything outside of
+kernels stay Numba's.
 """
 
 from __future__ import annotations
@@ -29,7 +30,7 @@ __all__ = ["install"]
 
 
 class _Swap:
-    """Where the name of the module ``numba.cuda`` is replaced during a launch: globals and closures of kernels."""
+    """Where the module ``numba.cuda`` is replaced during a launch: globals and closures."""
 
     def __init__(self, module: Any) -> None:
         self.module = module
@@ -98,7 +99,9 @@ class _Runner:
             self.swap = _Swap(self.module)
             self.swap.enter(dispatcher.fn)
             try:
-                self._run(machine, dispatcher, grid, block, prepared)
+                # A grid without blocks (``forall(0)``) is nothing to do, here as on the card.
+                if all(grid):
+                    self._run(machine, dispatcher, grid, block, prepared)
             finally:
                 self.swap.leave()
                 self.swap = None
@@ -106,7 +109,9 @@ class _Runner:
                 copy()
         return None
 
-    def _run(self, machine: Machine, dispatcher: Any, grid: Any, block: Any, args: list[Any]) -> None:
+    def _run(
+        self, machine: Machine, dispatcher: Any, grid: Any, block: Any, args: list[Any]
+    ) -> None:
         function = dispatcher.fn
         if dispatcher._debug:
             function = _with_division_errors(function)
@@ -155,9 +160,10 @@ def _with_division_errors(function: FunctionType) -> Callable[..., Any]:
 
 
 def _plain(argument: Any, name: str, watched: bool) -> Any:
-    """Return an array argument as NumPy's, or as one that reports to the race check; others as they are.
+    """Return an array argument as NumPy's, or as one that reports to the race check.
 
-    Numba's own wrapper of arguments costs a microsecond an access. It is needed for arrays of records.
+    Numba's own wrapper of arguments costs a microsecond an access. It is needed for arrays of
+    records.
     """
     array = getattr(argument, "_item", None)
     array = getattr(array, "_ary", None)

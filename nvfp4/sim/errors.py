@@ -1,7 +1,7 @@
 """What the simulated machine reports about a kernel, each finding an exception that says where.
 
-A check raises one of these with a message; the engine adds the place when the exception leaves the CUDA thread that
-caused it (``nvfp4.sim.location``), so that a model never walks frames on its way.
+A check raises one of these with a message; the engine adds the place when the exception leaves the
+CUDA thread that caused it (``nvfp4.sim.location``), so that a model never walks frames on its way.
 """
 
 from __future__ import annotations
@@ -32,16 +32,20 @@ class Finding(SimulationError):
     Attributes
     ----------
     kernel, file, line, function
-        The kernel and the line of its source (its body or a helper function, never a model's) that was running.
+        The kernel and the line of its source (its body or a helper function, never a model's) that
+        was running.
     block, thread
         Indices (x, y, z); None where no single thread is to blame.
     address
-        The first byte of the access, in shared memory's 32-bit or in global memory's 64-bit address space.
+        The first byte of the access, in shared memory's 32-bit or in global memory's 64-bit address
+        space.
     buffer
         Name of the memory: ``"shared memory"`` or a kernel argument.
     """
 
-    def __init__(self, message: str, *, address: int | None = None, buffer: str | None = None) -> None:
+    def __init__(
+        self, message: str, *, address: int | None = None, buffer: str | None = None
+    ) -> None:
         super().__init__(message)
         self.message = message
         self.address = address
@@ -59,7 +63,9 @@ class Finding(SimulationError):
             parts.append(f"kernel {self.kernel}")
         if self.line is not None:
             place = f"{self.file}:{self.line}"
-            parts.append(place if self.function in (None, self.kernel) else f"{place} in {self.function}")
+            parts.append(
+                place if self.function in (None, self.kernel) else f"{place} in {self.function}"
+            )
         if self.block is not None:
             parts.append(f"block {tuple(self.block)}")
         if self.thread is not None:
@@ -103,7 +109,7 @@ class DataRace(Finding):
 
 
 class WarpMaskError(Finding):
-    """A warp operation whose mask and lanes do not agree: a lane that never comes, or one that is not in the mask."""
+    """A warp operation whose mask and lanes do not agree, such as a lane that never comes."""
 
 
 class DivergentBarrier(Finding):

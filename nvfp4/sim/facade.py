@@ -1,7 +1,8 @@
 """What ``cuda`` is in a kernel that runs on the simulated machine.
 
 One object for all launches: each attribute asks the running thread. Our own bodies are bound to it
-(``nvfp4.program.SimulatorWorld``), users' kernels get it in a process with ``NUMBA_ENABLE_CUDASIM=1``.
+(``nvfp4.program.SimulatorWorld``), users' kernels get it in a process with
+``NUMBA_ENABLE_CUDASIM=1``.
 """
 
 from __future__ import annotations
@@ -17,11 +18,14 @@ import numpy as np
 
 from . import scalar
 from .arrays import CheckedArray, local_array
-from .engine import FULL_MASK, Block, Dim3, this_thread
+from .block import Block, Dim3
+from .current import this_thread
 from .errors import InvalidOperand
 from .location import call_site
-from .memory import SHARED_BASE, CheckedSharedMemory, GlobalPointer, SharedMemory
+from .memory import GlobalPointer
 from .order import Clock, fence
+from .shared import SHARED_BASE, CheckedSharedMemory, SharedMemory
+from .thread import FULL_MASK
 
 #: Bytes of shared memory that a kernel may declare; the rest is for dynamic shared memory.
 STATIC_SHARED_LIMIT = 49152
@@ -42,17 +46,19 @@ def _dtype(value: Any) -> np.dtype:
         return np.dtype(str(value))
 
 
-# Memories ------------------------------------------------------------------------------------------
+# Memories
+# ------------------------------------------------------------------------------------------
 
 
 class Shared:
     """``cuda.shared``."""
 
     def array(self, shape: Any, dtype: Any, alignment: int | None = None) -> Any:
-        """Return the block's array that this call declares; with shape 0, the dynamic shared memory.
+        """Return the block's array that this call declares; shape 0: dynamic shared memory.
 
-        A declaration is one array for the block, however often and by whichever thread it is reached. Two on a line
-        are two; in a function that is inlined, each call of the function has its own.
+        A declaration is one array for the block, however often and by whichever thread it is
+        reached. Two on a line are two; in a function that is inlined, each call of the function has
+        its own.
         """
         block = this_thread().block
         frame = sys._getframe(1)
@@ -65,10 +71,15 @@ class Shared:
             key = sites[:depth]
         found = block.arrays.get(key)
         if found is None:
-            found = block.arrays[key] = (_declared(block, shape, dtype, alignment, frame), shape, dtype)
+            found = block.arrays[key] = (
+                _declared(block, shape, dtype, alignment, frame),
+                shape,
+                dtype,
+            )
         elif found[1] != shape or (found[2] is not dtype and _dtype(found[2]) != _dtype(dtype)):
             raise InvalidOperand(
-                f"a shared array is declared as {shape}, {dtype} here and as {found[1]}, {found[2]} by another thread: "
+                f"a shared array is declared as {shape}, {dtype} here and as {found[1]}, "
+                f"{found[2]} by another thread: "
                 "shape and type are compile-time constants"
             )
         return found[0]
@@ -87,13 +98,15 @@ def _declared(block: Block, shape: Any, dtype: Any, alignment: int | None, frame
     block.static_bytes = start + nbytes
     if block.static_bytes > STATIC_SHARED_LIMIT:
         raise InvalidOperand(
-            f"the block's shared arrays take {block.static_bytes} bytes, more than {STATIC_SHARED_LIMIT}: use dynamic "
+            f"the block's shared arrays take {block.static_bytes} bytes, more than "
+            f"{STATIC_SHARED_LIMIT}: use dynamic "
             "shared memory for large ones"
         )
     limit = block.machine.shared_limit
     if block.static_bytes + block.shared.size > limit:
         raise InvalidOperand(
-            f"shared arrays of {block.static_bytes} bytes and {block.shared.size} bytes of dynamic shared memory are "
+            f"shared arrays of {block.static_bytes} bytes and {block.shared.size} bytes of dynamic "
+            "shared memory are "
             f"more than the {limit} of a block on {block.machine.arch}"
         )
     base = SHARED_BASE + block.shared.size + start
@@ -101,7 +114,9 @@ def _declared(block: Block, shape: Any, dtype: Any, alignment: int | None, frame
     checks = block.machine.checks
     memory = SharedMemory(nbytes, base, name)
     if checks.unwritten or checks.races:
-        memory = CheckedSharedMemory(nbytes, base, name, unwritten=checks.unwritten, races=checks.races)
+        memory = CheckedSharedMemory(
+            nbytes, base, name, unwritten=checks.unwritten, races=checks.races
+        )
     return _shared_view(memory, kind, extents, name)
 
 
@@ -132,7 +147,8 @@ class Const:
         return array
 
 
-# Atomic operations ---------------------------------------------------------------------------------
+# Atomic operations
+# ---------------------------------------------------------------------------------
 
 
 class Atomic:
@@ -216,7 +232,8 @@ class Atomic:
         return self._apply(array, index, function)
 
 
-# Groups --------------------------------------------------------------------------------------------
+# Groups
+# --------------------------------------------------------------------------------------------
 
 
 class GridGroup:
@@ -235,7 +252,8 @@ class GridGroup:
             state.phase += 1
             state.done, state.clock = state.clock, Clock()
         thread.wait_until(
-            lambda: state.phase != phase, f"grid sync, reached by {state.arrived} of {launch.threads} threads"
+            lambda: state.phase != phase,
+            f"grid sync, reached by {state.arrived} of {launch.threads} threads",
         )
         state.done.acquire(thread)
 
@@ -248,7 +266,8 @@ class Groups:
         return GridGroup()
 
 
-# The module ----------------------------------------------------------------------------------------
+# The module
+# ----------------------------------------------------------------------------------------
 
 
 def _same_for_all(
@@ -282,22 +301,22 @@ class Cuda:
     # Who and where
 
     @property
-    def threadIdx(self) -> Dim3:  # noqa: N802
+    def threadIdx(self) -> Dim3:
         """The thread's index in its block."""
         return this_thread().thread_index
 
     @property
-    def blockIdx(self) -> Dim3:  # noqa: N802
+    def blockIdx(self) -> Dim3:
         """The block's index in the grid."""
         return this_thread().block.block_index
 
     @property
-    def blockDim(self) -> Dim3:  # noqa: N802
+    def blockDim(self) -> Dim3:
         """Extents of a block."""
         return this_thread().block.block_dim
 
     @property
-    def gridDim(self) -> Dim3:  # noqa: N802
+    def gridDim(self) -> Dim3:
         """Extents of the grid, in blocks."""
         return this_thread().block.grid_dim
 
@@ -405,16 +424,22 @@ class Cuda:
 
     def all_sync(self, mask: Any, predicate: Any) -> bool:
         """Return whether `predicate` is true on all lanes of the mask."""
-        return bool(self._vote("all_sync", mask, bool(predicate), lambda lanes: all(lanes.values())))
+        return bool(
+            self._vote("all_sync", mask, bool(predicate), lambda lanes: all(lanes.values()))
+        )
 
     def any_sync(self, mask: Any, predicate: Any) -> bool:
         """Return whether `predicate` is true on any lane of the mask."""
-        return bool(self._vote("any_sync", mask, bool(predicate), lambda lanes: any(lanes.values())))
+        return bool(
+            self._vote("any_sync", mask, bool(predicate), lambda lanes: any(lanes.values()))
+        )
 
     def eq_sync(self, mask: Any, predicate: Any) -> bool:
         """Return whether `predicate` is the same on all lanes of the mask."""
         return bool(
-            self._vote("eq_sync", mask, bool(predicate), lambda lanes: len(set(lanes.values())) == 1)
+            self._vote(
+                "eq_sync", mask, bool(predicate), lambda lanes: len(set(lanes.values())) == 1
+            )
         )
 
     def ballot_sync(self, mask: Any, predicate: Any) -> int:
@@ -437,7 +462,9 @@ class Cuda:
                 same[held] = same.get(held, 0) | 1 << lane
             return {lane: same[held] for lane, held in payloads.items()}
 
-        return int(this_thread().collective("match_any_sync", int(mask) & FULL_MASK, _key(value), resolve))
+        return int(
+            this_thread().collective("match_any_sync", int(mask) & FULL_MASK, _key(value), resolve)
+        )
 
     def match_all_sync(self, mask: Any, value: Any) -> tuple[int, bool]:
         """Return (the mask, True) where all its lanes have one value, else (0, False)."""

@@ -1,4 +1,4 @@
-"""Which line of a kernel a thread is at, in terms of the kernel's source and not of the models that it calls."""
+"""Which line of a kernel a thread is at: the kernel's, not a model's that it calls."""
 
 from __future__ import annotations
 
@@ -11,13 +11,13 @@ from typing import TYPE_CHECKING, Any, TypeVar
 from .errors import Finding
 
 if TYPE_CHECKING:
-    from .engine import Thread
+    from .thread import Thread
 
 _Function = TypeVar("_Function", bound=Callable[..., Any])
 
 _PACKAGE = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
-# Not the kernel's: this package's engine and models, the standard library (contextlib, pdb), and what a kernel's
-# Python arithmetic runs through.
+# Not the kernel's: this package's engine and models, the standard library (contextlib, pdb), and
+# what a kernel's Python arithmetic runs through.
 _FOREIGN = (
     os.path.join(_PACKAGE, "sim") + os.sep,
     os.path.join(_PACKAGE, "ptx") + os.sep,
@@ -29,13 +29,14 @@ _FOREIGN = (
     "<frozen",
 )
 _FOREIGN_PARTS = tuple(
-    os.sep + name + os.sep for name in ("greenlet", "numpy", "ml_dtypes", os.path.join("cuda", "simulator"))
+    os.sep + name + os.sep
+    for name in ("greenlet", "numpy", "ml_dtypes", os.path.join("cuda", "simulator"))
 )
 _known: dict[CodeType, bool] = {}
 
 
 def model(function: _Function) -> _Function:
-    """Mark a function outside of ``nvfp4.ptx`` as an instruction's model: errors in it name its caller's line."""
+    """Mark a function outside of ``nvfp4.ptx`` as a model: errors in it name its caller's line."""
     _known[function.__code__] = False
     return function
 
@@ -67,8 +68,8 @@ def kernel_frame(frame: FrameType | None) -> FrameType | None:
 def call_site(frame: FrameType | None, outermost: CodeType) -> tuple[tuple[CodeType, int], ...]:
     """Where in the kernel a frame is: code and instruction of each kernel frame, innermost first.
 
-    Instructions and not lines: Python, and Numba after it, makes two copies of a loop's condition, and a barrier in
-    the one is another barrier than that in the other.
+    Instructions and not lines: Python, and Numba after it, makes two copies of a loop's condition,
+    and a barrier in the one is another barrier than that in the other.
     """
     site = []
     for candidate in _outward(frame):

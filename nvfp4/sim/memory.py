@@ -1,246 +1,17 @@
-"""Global and shared memory of the simulated machine: bounds, alignment, what was written, and who touched it."""
+"""Global memory: kernels' typed pointers, their bounds and alignment, and who touched what."""
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import Any
 
 import numpy as np
-from greenlet import getcurrent
 
-from .atomics import ITEMSIZE, combine, wrap
-from .errors import InvalidOperand, Misaligned, OutOfBounds, ReadOnlyWrite, UnwrittenRead
+from .atomics import ITEMSIZE, combine, from_bits, to_bits, wrap
+from .current import running_thread
+from .errors import InvalidOperand, Misaligned, OutOfBounds, ReadOnlyWrite
 from .order import Shadow, fence
 
-if TYPE_CHECKING:
-    from .engine import Thread
-
 _FORMATS = {"u8": "B", "u16": "H", "u32": "I", "u64": "Q", "i32": "i", "i64": "q"}
-
-#: What memory holds before something is written to it.
-POISON = 0xAA
-
-#: Shared-memory address of a block's first dynamic byte: 1024-byte aligned and not 0, so that a forgotten base shows.
-SHARED_BASE = 0x400
-
-
-def _thread() -> Thread | None:
-    """Return the running CUDA thread; None for the host, whose accesses are ordered by the launch."""
-    return getattr(getcurrent(), "thread", None)
-
-
-class Region(Protocol):
-    """What an array proxy reports its accesses to."""
-
-    def note_read(self, address: int, nbytes: int, atomic: bool = False) -> None:
-        """Check and remember a read."""
-
-    def note_write(
-        self, address: int, nbytes: int, atomic: bool = False, silent: bool = False
-    ) -> None:
-        """Check and remember a write; `silent` where it stores what is there."""
-
-    def synchronise(self, address: int) -> None:
-        """Order the threads that meet in an atomic operation at this address."""
-
-
-# Shared memory -------------------------------------------------------------------------------------
-
-
-class SharedMemory:
-    """Bytes with 32-bit addresses from `base` on, bounds and alignment checked and nothing else."""
-
-    __slots__ = ("base", "data", "name", "size")
-
-    def __init__(self, size: int, base: int = SHARED_BASE, name: str = "shared memory") -> None:
-        self.base = base
-        self.size = size
-        self.name = name
-        self.data = bytearray([POISON]) * size
-
-    def load(self, address: int, nbytes: int, order: str = "weak") -> int:
-        """Return `nbytes` (1, 2, 4, 8, 16) bytes as a little-endian integer.
-
-        `order` is ``"weak"``, ``"relaxed"`` or ``"acquire"``, as for :meth:`GlobalPointer.load`.
-        """
-        offset = address - self.base
-        if offset < 0 or offset + nbytes > self.size or address % nbytes:
-            raise self._bad("load", address, nbytes)
-        return int.from_bytes(self.data[offset : offset + nbytes], "little")
-
-    def store(self, address: int, nbytes: int, value: int, order: str = "weak") -> None:
-        """Store the low `nbytes` bytes of an integer; `order` may be ``"release"``."""
-        offset = address - self.base
-        if offset < 0 or offset + nbytes > self.size or address % nbytes:
-            raise self._bad("store", address, nbytes)
-        self.data[offset : offset + nbytes] = (int(value) & ((1 << 8 * nbytes) - 1)).to_bytes(
-            nbytes, "little"
-        )
-
-    def atomic(
-        self, operation: str, address: int, value: Any, dtype: str = "u32", compare: Any = None
-    ) -> Any:
-        """Do an atomic operation of :data:`nvfp4.sim.atomics.OPERATIONS`, or ``cas``; return what was there."""
-        nbytes = ITEMSIZE[dtype]
-        offset = address - self.base
-        if offset < 0 or offset + nbytes > self.size or address % nbytes:
-            raise self._bad("atomic", address, nbytes)
-        self._note_atomic(address, nbytes)
-        old = _from_bits(int.from_bytes(self.data[offset : offset + nbytes], "little"), dtype)
-        new = _to_bits(combine(operation, dtype, old, value, compare), dtype)
-        self.data[offset : offset + nbytes] = new.to_bytes(nbytes, "little")
-        thread = _thread()
-        if thread is not None:
-            thread.spin()
-        return old
-
-    def read(self, address: int, nbytes: int) -> bytes:
-        """Return any number of bytes, as an engine's copy reads them; no alignment is asked for."""
-        offset = address - self.base
-        if offset < 0 or offset + nbytes > self.size:
-            raise self._bad("read", address, nbytes)
-        self.note_read(address, nbytes)
-        return bytes(self.data[offset : offset + nbytes])
-
-    def write(self, address: int, data: bytes) -> None:
-        """Store any number of bytes."""
-        offset = address - self.base
-        if offset < 0 or offset + len(data) > self.size:
-            raise self._bad("write", address, len(data))
-        if data:
-            self.note_write(address, len(data))
-        self.data[offset : offset + len(data)] = data
-
-    def note_read(self, address: int, nbytes: int, atomic: bool = False) -> None:
-        """Check and remember a read of bytes that are in bounds."""
-
-    def note_write(
-        self, address: int, nbytes: int, atomic: bool = False, silent: bool = False
-    ) -> None:
-        """Check and remember a write of bytes that are in bounds."""
-
-    def synchronise(self, address: int) -> None:
-        """Order the threads that meet in an atomic operation at this address."""
-
-    def _note_atomic(self, address: int, nbytes: int) -> None:
-        pass
-
-    def _bad(self, what: str, address: int, nbytes: int) -> OutOfBounds | Misaligned:
-        place = f"{what} of {nbytes} bytes at {address:#x} of {self.name}"
-        offset = address - self.base
-        if 0 <= offset and offset + nbytes <= self.size:
-            return Misaligned(
-                f"{place}: misaligned, the address is not a multiple of {nbytes}",
-                address=address,
-                buffer=self.name,
-            )
-        end = self.base + self.size
-        return OutOfBounds(
-            f"{place}: out of bounds, the block has {self.size} bytes there, from {self.base:#x} to {end:#x}",
-            address=address,
-            buffer=self.name,
-        )
-
-
-class CheckedSharedMemory(SharedMemory):
-    """Shared memory that also reports reads of unwritten bytes, and data races."""
-
-    __slots__ = ("_shadow", "_written")
-
-    def __init__(
-        self,
-        size: int,
-        base: int = SHARED_BASE,
-        name: str = "shared memory",
-        *,
-        unwritten: bool = True,
-        races: bool = True,
-    ) -> None:
-        super().__init__(size, base, name)
-        self._written = bytearray(size) if unwritten else None
-        what = f"byte {base:#x} + {{cell}} of {name}"
-        self._shadow = Shadow(size, what, by_block=False) if races else None
-
-    def load(self, address: int, nbytes: int, order: str = "weak") -> int:
-        """Return bytes as an integer, all of them written before."""
-        value = SharedMemory.load(self, address, nbytes)
-        atomic = order != "weak"
-        self.note_read(address, nbytes, atomic)
-        if atomic and self._shadow is not None:
-            thread = _thread()
-            if thread is not None:
-                self._shadow.synchronise(thread, address - self.base, reads=True, writes=False)
-        return value
-
-    def store(self, address: int, nbytes: int, value: int, order: str = "weak") -> None:
-        """Store bytes, and remember that they are written and by whom."""
-        offset = address - self.base
-        before = self.data[offset : offset + nbytes]
-        SharedMemory.store(self, address, nbytes, value)
-        if order != "weak":
-            thread = _thread()
-            if thread is not None and self._shadow is not None:
-                if order == "release":
-                    fence(thread)
-                self._shadow.synchronise(thread, offset, reads=False, writes=True)
-        silent = before == self.data[offset : offset + nbytes]
-        self.note_write(address, nbytes, order != "weak", silent)
-
-    def note_read(self, address: int, nbytes: int, atomic: bool = False) -> None:
-        """Check and remember a read of bytes that are in bounds."""
-        offset = address - self.base
-        written = self._written
-        if written is not None:
-            hole = written.find(0, offset, offset + nbytes)
-            if hole >= 0:
-                raise UnwrittenRead(
-                    f"unwritten read: {nbytes} bytes at {address:#x} of {self.name}, of which byte "
-                    f"{self.base + hole:#x} was never written",
-                    address=address,
-                    buffer=self.name,
-                )
-        if self._shadow is not None:
-            thread = _thread()
-            if thread is not None:
-                self._shadow.read(thread, offset, offset + nbytes, atomic)
-
-    def note_write(
-        self, address: int, nbytes: int, atomic: bool = False, silent: bool = False
-    ) -> None:
-        """Check and remember a write of bytes that are in bounds."""
-        offset = address - self.base
-        if self._written is not None:
-            self._written[offset : offset + nbytes] = b"\1" * nbytes
-        if self._shadow is not None:
-            thread = _thread()
-            if thread is not None:
-                self._shadow.write(thread, offset, offset + nbytes, atomic, silent)
-
-    def synchronise(self, address: int) -> None:
-        """Order the threads that meet in an atomic operation at this address."""
-        thread = _thread()
-        if thread is not None and self._shadow is not None:
-            self._shadow.synchronise(thread, address - self.base, reads=True, writes=True)
-
-    def _note_atomic(self, address: int, nbytes: int) -> None:
-        if self._written is not None:
-            self.note_read_written(address, nbytes)
-        if self._shadow is not None:
-            thread = _thread()
-            if thread is not None:
-                offset = address - self.base
-                self._shadow.write(thread, offset, offset + nbytes, atomic=True)
-                self._shadow.synchronise(thread, offset, reads=True, writes=True)
-
-    def note_read_written(self, address: int, nbytes: int) -> None:
-        """Check that bytes are written, without remembering a read."""
-        shadow, self._shadow = self._shadow, None
-        try:
-            self.note_read(address, nbytes)
-        finally:
-            self._shadow = shadow
-
-
-# Global memory -------------------------------------------------------------------------------------
 
 
 class GlobalRegion:
@@ -261,7 +32,7 @@ class GlobalRegion:
 
     def note_read(self, address: int, nbytes: int, atomic: bool = False) -> None:
         """Check and remember a read."""
-        thread = _thread()
+        thread = running_thread()
         if thread is not None:
             start, stop = self._cells(address, nbytes)
             self._shadow.read(thread, start, stop, atomic)
@@ -272,7 +43,7 @@ class GlobalRegion:
         self, address: int, nbytes: int, atomic: bool = False, silent: bool = False
     ) -> None:
         """Check and remember a write; `silent` where it stores what is there."""
-        thread = _thread()
+        thread = running_thread()
         if thread is not None:
             start, stop = self._cells(address, nbytes)
             self._shadow.write(thread, start, stop, atomic, silent)
@@ -281,13 +52,13 @@ class GlobalRegion:
 
     def synchronise(self, address: int) -> None:
         """Order the threads that meet in an atomic operation at this address."""
-        thread = _thread()
+        thread = running_thread()
         if thread is not None:
             self._shadow.synchronise(thread, self._cells(address, 1)[0], reads=True, writes=True)
 
 
 class _Bytes:
-    """The bytes that an array occupies, from its lowest to its highest, which keep the array alive."""
+    """The bytes that an array occupies, from its lowest to its highest; keeps it alive."""
 
     def __init__(self, array: np.ndarray, low: int, count: int) -> None:
         self._array = array
@@ -300,7 +71,7 @@ class _Bytes:
 
 
 def _holes(array: np.ndarray, first: int, span: int) -> bytearray | None:
-    """Mark with 1 the bytes of an array's span that hold none of its elements; None where there are none."""
+    """Mark with 1 the bytes of an array's span that hold no element; None: there are none."""
     if array.size * array.itemsize >= span:
         return None
     holes = bytearray(b"\1") * span
@@ -315,13 +86,15 @@ def _holes(array: np.ndarray, first: int, span: int) -> bytearray | None:
 class GlobalPointer:
     """A kernel's typed pointer to an array's memory: a parameter of type ``"u8*"``, ``"f32*"``...
 
-    Index 0 is the array's first element; elements are of the pointer's type, whatever the array's. ``p[i]`` gives a
-    Python int, or np.float32; ``p[i] = v`` stores the low bits of an integer, as the card does.
+    Index 0 is the array's first element; elements are of the pointer's type, whatever the array's.
+    ``p[i]`` gives a Python int, or np.float32; ``p[i] = v`` stores the low bits of an integer, as
+    the card does.
 
     Parameters
     ----------
     array
-        Any shape, dtype and strides (of either sign). The gaps between the rows of a strided array are out of bounds.
+        Any shape, dtype and strides (of either sign). The gaps between the rows of a strided array
+        are out of bounds.
     dtype
         One of u8, u16, u32, u64, i32, i64, f32.
     name
@@ -377,7 +150,8 @@ class GlobalPointer:
         self._view: Any = (
             np.frombuffer(part, np.float32) if dtype == "f32" else part.cast(_FORMATS[dtype])
         )
-        # Indices that need no further look; all others go through load() and store(), which know why.
+        # Indices that need no further look; all others go through load() and store(), which know
+        # why.
         usable = self._holes is None and self.address % size == 0
         self._low, self._high = (-before, after) if usable else (0, 0)
 
@@ -395,7 +169,7 @@ class GlobalPointer:
 
     def __getitem__(self, index: int) -> Any:
         if not self._low <= index < self._high:
-            return _from_bits(self.load(index, self.itemsize), self.dtype)
+            return from_bits(self.load(index, self.itemsize), self.dtype)
         if self.region is not None:
             self.region.note_read(self.address + index * self.itemsize, self.itemsize)
         return self._view[index - self._low]
@@ -403,7 +177,7 @@ class GlobalPointer:
     def __setitem__(self, index: int, value: Any) -> None:
         value = self._converted(value)
         if not self._low <= index < self._high or not self._writable:
-            self.store(index, self.itemsize, _to_bits(value, self.dtype))
+            self.store(index, self.itemsize, to_bits(value, self.dtype))
             return
         place = index - self._low
         if self.region is not None:
@@ -422,8 +196,8 @@ class GlobalPointer:
         nbytes
             1, 2, 4, 8, 16 or 32; the address must be a multiple of it.
         order
-            ``"weak"``, ``"relaxed"`` (``volatile`` too) or ``"acquire"``. All but a weak load may meet another
-            thread's atomic store, and then see what that thread published.
+            ``"weak"``, ``"relaxed"`` (``volatile`` too) or ``"acquire"``. All but a weak load may
+            meet another thread's atomic store, and then see what that thread published.
 
         Raises
         ------
@@ -433,7 +207,7 @@ class GlobalPointer:
         if self.region is not None:
             self.region.note_read(self.address + index * self.itemsize, nbytes, order != "weak")
         if order != "weak":
-            thread = _thread()
+            thread = running_thread()
             if thread is not None:
                 thread.spin()
         return int.from_bytes(self._bytes[offset : offset + nbytes], "little")
@@ -441,7 +215,8 @@ class GlobalPointer:
     def store(self, index: int, nbytes: int, value: int, order: str = "weak") -> None:
         """Store the low `nbytes` bytes of an integer from element `index` on; see :meth:`load`.
 
-        `order` is ``"weak"``, ``"relaxed"`` or ``"release"``, which publishes what the thread has done.
+        `order` is ``"weak"``, ``"relaxed"`` or ``"release"``, which publishes what the thread has
+        done.
         """
         offset = self._offset(index, nbytes, "store")
         if not self._writable:
@@ -452,7 +227,7 @@ class GlobalPointer:
             )
         data = (int(value) & ((1 << 8 * nbytes) - 1)).to_bytes(nbytes, "little")
         if self.region is not None:
-            thread = _thread()
+            thread = running_thread()
             if thread is not None and order == "release":
                 fence(thread)
             silent = self._bytes[offset : offset + nbytes] == data
@@ -480,10 +255,10 @@ class GlobalPointer:
         if self.region is not None:
             self.region.note_write(address, size, atomic=True)
             self.region.synchronise(address)
-        old = _from_bits(int.from_bytes(self._bytes[offset : offset + size], "little"), self.dtype)
-        new = _to_bits(combine(operation, self.dtype, old, value, compare), self.dtype)
+        old = from_bits(int.from_bytes(self._bytes[offset : offset + size], "little"), self.dtype)
+        new = to_bits(combine(operation, self.dtype, old, value, compare), self.dtype)
         self._bytes[offset : offset + size] = new.to_bytes(size, "little")
-        thread = _thread()
+        thread = running_thread()
         if thread is not None:
             thread.spin()
         return old
@@ -517,24 +292,13 @@ class GlobalPointer:
             )
         if self._holes is not None and self._holes.find(1, start, start + nbytes) >= 0:
             raise OutOfBounds(
-                f"{place}: out of bounds, between the elements of an array of shape {self.array.shape} and strides "
+                f"{place}: out of bounds, between the elements of an array of shape "
+                f"{self.array.shape} and strides "
                 f"{self.array.strides} bytes",
                 address=address,
                 buffer=self.name,
             )
         return start
-
-
-def _from_bits(bits: int, dtype: str) -> Any:
-    if dtype == "f32":
-        return np.uint32(bits).view(np.float32)
-    return wrap(bits, dtype)
-
-
-def _to_bits(value: Any, dtype: str) -> int:
-    if dtype == "f32":
-        return int(np.float32(value).view(np.uint32))
-    return int(value) & ((1 << 8 * ITEMSIZE[dtype]) - 1)
 
 
 class GlobalMemory:
@@ -567,7 +331,7 @@ class GlobalMemory:
             pointer.region = None
 
     def find(self, address: int, nbytes: int) -> tuple[GlobalPointer, int]:
-        """Return the pointer whose memory has these bytes, and the offset of the first from its lowest byte.
+        """Return the pointer whose memory has these bytes, and the offset of the first in it.
 
         Raises
         ------
@@ -579,7 +343,8 @@ class GlobalMemory:
             if low <= address and address + nbytes <= high:
                 return pointer, address - low
         raise OutOfBounds(
-            f"access of {nbytes} bytes at global address {address:#x}: out of bounds of every buffer of the launch",
+            f"access of {nbytes} bytes at global address {address:#x}: out of bounds of every "
+            "buffer of the launch",
             address=address,
         )
 
@@ -595,7 +360,9 @@ class GlobalMemory:
         pointer, offset = self.find(address, len(data))
         if not pointer._writable:
             raise ReadOnlyWrite(
-                f"store to {pointer.name}: the array is read-only", address=address, buffer=pointer.name
+                f"store to {pointer.name}: the array is read-only",
+                address=address,
+                buffer=pointer.name,
             )
         if pointer.region is not None:
             silent = pointer._bytes[offset : offset + len(data)] == data

@@ -1,12 +1,14 @@
-"""What is ordered before what: vector clocks of CUDA threads, and the shadow of a memory that finds data races.
+"""What is ordered before what: vector clocks of threads, and the shadow that finds data races.
 
-Each thread counts epochs (`clock`) and knows of every thread of its block up to which epoch it has seen it (`seen`, one
-list that all threads share which met in a barrier). An access is recorded with its thread's epoch; another thread's
-access to the same bytes is ordered behind it if that thread has seen the epoch, and a race otherwise, whichever of the
-two really came first in this run. So a race is found in every interleaving, not only where it does harm.
+Each thread counts epochs (`clock`) and knows of every thread of its block up to which epoch it has
+seen it (`seen`, one list that all threads share which met in a barrier). An access is recorded with
+its thread's epoch; another thread's access to the same bytes is ordered behind it if that thread
+has seen the epoch, and a race otherwise, whichever of the two really came first in this run. So a
+race is found in every interleaving, not only where it does harm.
 
-What orders: barriers, ``syncwarp``, and a release and an acquire of the same :class:`Clock` (an mbarrier, or an atomic
-operation behind a fence). Blocks are ordered only by the latter. What does not: shuffles and votes.
+What orders: barriers, ``syncwarp``, and a release and an acquire of the same :class:`Clock` (an
+mbarrier, or an atomic operation behind a fence). Blocks are ordered only by the latter. What does
+not: shuffles and votes.
 """
 
 from __future__ import annotations
@@ -21,14 +23,15 @@ from .location import is_kernel_code, line_of
 if TYPE_CHECKING:
     from types import CodeType
 
-    from .engine import Block, Thread
+    from .block import Block
+    from .thread import Thread
 
 # One access: (thread, its epoch, code of the kernel, instruction in it, is it atomic).
 Record = tuple[Any, int, Any, int, bool]
 
 
 class Clock:
-    """What a synchronisation object hands from the threads that release it to those that acquire it."""
+    """What a synchronisation object hands from those who release it to those who acquire it."""
 
     __slots__ = ("known",)
 
@@ -71,7 +74,7 @@ def _learn(thread: Thread, known: dict[Block, list[int]]) -> None:
 
 
 def meet(threads: Iterable[Thread], acquiring: Iterable[Thread] | None = None) -> None:
-    """Order all that `threads` did before all that they (or only the `acquiring`) do from now on."""
+    """Order all that `threads` did before all that they, or the `acquiring`, do from now on."""
     threads = list(threads)
     views = {id(thread.seen): thread.seen for thread in threads}
     joined = list(map(max, *views.values())) if len(views) > 1 else threads[0].seen.copy()
@@ -90,7 +93,7 @@ def meet(threads: Iterable[Thread], acquiring: Iterable[Thread] | None = None) -
 
 
 def fence(thread: Thread) -> None:
-    """Let the thread's next atomic stores publish what it has done and seen (``membar``, a release fence)."""
+    """Let the thread's next atomic stores publish what it has done and seen (``membar``)."""
     if not thread.machine.checks.races:
         return
     thread.published = _knowledge(thread)
@@ -118,10 +121,11 @@ def _here(thread: Thread, atomic: bool) -> Record:
 class Shadow:
     """Last writer and last readers of each cell of a memory.
 
-    A cell is a byte of shared memory, an element of a global buffer. The readers of a cell are None, a record, or, when
-    several threads that are not ordered have read it, a dict: group of threads -> the last two records of different
-    threads in it. A group is a warp in shared memory, a block in global memory, where no more than four are kept. (Two
-    of a group and four blocks suffice: a writer differs from at least one, and is rarely ordered behind some only.)
+    A cell is a byte of shared memory, an element of a global buffer. The readers of a cell are
+    None, a record, or, when several threads that are not ordered have read it, a dict: group of
+    threads -> the last two records of different threads in it. A group is a warp in shared memory,
+    a block in global memory, where no more than four are kept. (Two of a group and four blocks
+    suffice: a writer differs from at least one, and is rarely ordered behind some only.)
     """
 
     __slots__ = ("_by_block", "_clocks", "_readers", "_what", "_writers", "size")
@@ -140,7 +144,8 @@ class Shadow:
         self._readers += [None] * cells
         self.size += cells
 
-    # Reads -----------------------------------------------------------------------------------------
+    # Reads
+    # -----------------------------------------------------------------------------------------
 
     def read(self, thread: Thread, start: int, stop: int, atomic: bool = False) -> None:
         """Note a read of cells start..stop-1; an unordered write of another thread raises."""
@@ -183,15 +188,16 @@ class Shadow:
         else:
             several[group] = (record, pair[0])
 
-    # Writes ----------------------------------------------------------------------------------------
+    # Writes
+    # ----------------------------------------------------------------------------------------
 
     def write(
         self, thread: Thread, start: int, stop: int, atomic: bool = False, silent: bool = False
     ) -> None:
         """Note a write of cells start..stop-1; an unordered access of another thread raises.
 
-        `silent` says that the write stores the value that is there. Two writes of one value are not reported: many
-        threads that set the same flag are common, and harmless.
+        `silent` says that the write stores the value that is there. Two writes of one value are not
+        reported: many threads that set the same flag are common, and harmless.
         """
         record = _here(thread, atomic)
         writers = self._writers[start:stop]
@@ -229,11 +235,13 @@ class Shadow:
         block = "" if other.block is thread.block else f" of block {tuple(other.block.block_index)}"
         raise DataRace(
             f"data race: {self._what.format(cell=cell)}: this thread {does} what thread "
-            f"{tuple(other.thread_index)}{block} {did} at {code.co_filename}:{line_of(code, earlier[3])}, "
+            f"{tuple(other.thread_index)}{block} {did} at "
+            f"{code.co_filename}:{line_of(code, earlier[3])}, "
             f"and nothing orders the two ({how} would)"
         )
 
-    # Atomic operations -----------------------------------------------------------------------------
+    # Atomic operations
+    # -----------------------------------------------------------------------------
 
     def synchronise(self, thread: Thread, cell: int, *, reads: bool, writes: bool) -> None:
         """Hand on what threads published by a fence before an atomic operation on this cell."""

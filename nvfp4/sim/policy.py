@@ -1,9 +1,9 @@
 """Who runs next: the one place where a simulated run could go another way.
 
 Every choice of the machine (which warp runs, which asynchronous operation completes) is a call of
-:meth:`Policy.choose`, so a run is determined by its policy and nothing else. 0 is always the plainest choice: the warp
-that waited longest, and an operation only when no warp can run. A failing sequence of choices therefore shrinks to
-one that differs from round-robin where it must.
+:meth:`Policy.choose`, so a run is determined by its policy and nothing else. 0 is always the
+plainest choice: the warp that waited longest, and an operation only when no warp can run. A failing
+sequence of choices therefore shrinks to one that differs from round-robin where it must.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from .engine import Thread
+    from .thread import Thread
 
 Schedule = str | int | Sequence[int] | Callable[[int], int]
 
@@ -21,7 +21,8 @@ Schedule = str | int | Sequence[int] | Callable[[int], int]
 class Policy:
     """Round-robin: warps in the order in which they became ready, blocks one after the other."""
 
-    #: True where :meth:`choose` is always 0 and :meth:`arrange` does nothing, so that neither need be called.
+    #: True where :meth:`choose` is always 0 and :meth:`arrange` does nothing, so that neither need
+    #: be called.
     plain = True
     #: How many blocks are resident at once, as long as they can run.
     residents = 1
@@ -55,8 +56,8 @@ class Seeded(Policy):
 class Given(Policy):
     """Choices from a sequence of integers, 0 after its end.
 
-    A number ``c`` chooses alternative ``c % count``; where ``c // count`` is odd, the lanes of that turn run from the
-    highest to the lowest.
+    A number ``c`` chooses alternative ``c % count``; where ``c // count`` is odd, the lanes of that
+    turn run from the highest to the lowest.
     """
 
     plain = False
@@ -105,7 +106,10 @@ def make_policy(schedule: Any) -> Policy:
     """
     if isinstance(schedule, str):
         if schedule != "round_robin":
-            raise ValueError(f"`schedule` must be 'round_robin', a seed, or a sequence of integers; got {schedule!r}")
+            raise ValueError(
+                "`schedule` must be 'round_robin', a seed, or a sequence of integers; got "
+                f"{schedule!r}"
+            )
         return Policy()
     if isinstance(schedule, int) and not isinstance(schedule, bool):
         return Seeded(schedule)
@@ -118,6 +122,7 @@ def make_policy(schedule: Any) -> Policy:
             raise ValueError("`schedule` must hold no negative number")
         return Given(schedule)
     raise TypeError(
-        "`schedule` must be 'round_robin', a seed, a sequence of integers, or a function of the number of "
+        "`schedule` must be 'round_robin', a seed, a sequence of integers, or a function of the "
+        "number of "
         f"alternatives; got {type(schedule).__name__}"
     )

@@ -10,7 +10,10 @@ import numpy as np
 
 
 def width(value: Any) -> int:
-    """Return the bits of an integer's type. A Python int is of 32 bits where it fits, as indices on the card are."""
+    """Return the bits of an integer's type.
+
+    A Python int is of 32 bits where it fits, as indices on the card are.
+    """
     if isinstance(value, np.generic):
         return 8 * value.dtype.itemsize
     return 32 if -(1 << 31) <= value < 1 << 32 else 64
@@ -54,19 +57,25 @@ def _exact(value: Any) -> Fraction:
 
 
 def fma(a: Any, b: Any, c: Any) -> Any:
-    """Return a * b + c, rounded once, in the widest type of the three (a Python float counts as float64)."""
+    """Return a * b + c, rounded once, in the widest type of the three.
+
+    A Python float counts as float64.
+    """
     kind = np.result_type(*(np.asarray(value) for value in (a, b, c)))
     if not np.issubdtype(kind, np.floating):
         return a * b + c
     if not all(math.isfinite(float(value)) for value in (a, b, c)):
         return kind.type(np.float64(a) * np.float64(b) + np.float64(c))
-    return rounded(_exact(a) * _exact(b) + _exact(c), kind, zero=np.float64(a) * np.float64(b) + np.float64(c))
+    return rounded(
+        _exact(a) * _exact(b) + _exact(c), kind, zero=np.float64(a) * np.float64(b) + np.float64(c)
+    )
 
 
 def rounded(value: Fraction, kind: Any, zero: Any = 0.0) -> Any:
-    """Return an exact number rounded to nearest even in float16, float32 or float64; `zero` has a zero's sign.
+    """Return an exact number rounded to nearest even; `zero` has a zero's sign.
 
-    float64 first, to odd where inexact, so that the second rounding cannot err (it has more than two bits to spare).
+    float64 first, to odd where inexact, so that the second rounding cannot err (it has more than
+    two bits to spare).
     """
     dtype = np.dtype(kind)
     if value == 0:
@@ -85,7 +94,7 @@ def rounded(value: Fraction, kind: Any, zero: Any = 0.0) -> Any:
 
 
 class Float16:
-    """The functions of ``cuda.fp16``: each is computed exactly or in double, and rounded once to float16."""
+    """``cuda.fp16``: each function is computed exactly or in double, and rounded once."""
 
     @staticmethod
     def _round(value: Any) -> np.float16:

@@ -1,6 +1,7 @@
 """A timeline of a simulated run, in Chrome's trace format (opens in Perfetto and in chrome://tracing).
 
-Time is counted in turns of the scheduler, one a microsecond of the picture: it shows order, not speed.
+Time is counted in turns of the scheduler, one a microsecond of the picture: it shows order, not
+speed.
 """
 
 from __future__ import annotations
@@ -10,7 +11,9 @@ import os
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from .engine import Barrier, Thread, Warp
+    from .block import Warp
+    from .thread import Thread
+    from .waits import Barrier
 
 
 class Trace:
@@ -19,7 +22,8 @@ class Trace:
     Attributes
     ----------
     events
-        (process, track, name, start, duration, arguments): the process is a block, the track a warp or an engine.
+        (process, track, name, start, duration, arguments): the process is a block, the track a warp
+        or an engine.
     """
 
     def __init__(self) -> None:
