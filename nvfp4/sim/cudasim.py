@@ -197,7 +197,7 @@ def install() -> None:
         if not name.startswith("_") and name not in ("gridDim", "blockDim"):
             setattr(facade.Cuda, name, kind)
     facade.type_to_dtype = as_dtype
-    module.jit = _remembering(module.jit, kernel.FakeCUDAKernel)
+    setattr(module, "jit", _remembering(module.jit, kernel.FakeCUDAKernel))  # noqa: B010
 
 
 def _remembering(jit: Callable[..., Any], kind: type) -> Callable[..., Any]:

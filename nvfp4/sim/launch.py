@@ -75,7 +75,7 @@ class Launch:
         self.grid_dim = grid_dim
         self.block_dim = block_dim
         self.shared_bytes = shared_bytes
-        self.name = name or getattr(function, "__name__", "kernel")
+        self.name: str = name or str(getattr(function, "__name__", "kernel"))
         self.start = functools.partial(function, *args)
         code = getattr(inspect.unwrap(function), "__code__", None)
         if code is None:

@@ -15,6 +15,7 @@ import numpy as np
 
 from ..errors import UnsupportedError
 from .block import Dim3
+from .current import running_thread
 from .launch import AsyncOperation, Launch
 from .memory import GlobalMemory
 from .policy import Schedule, make_policy
@@ -155,7 +156,7 @@ class Machine:
             )
         if any(extent != 1 for extent in cluster):
             raise UnsupportedError(
-                f"the simulated machine has no thread block clusters; got `cluster` {tuple(cluster)}"
+                f"the simulated machine has no clusters; got `cluster` {tuple(cluster)}"
             )
         if self.launch is not None:
             raise RuntimeError("the simulated machine is running a kernel already")

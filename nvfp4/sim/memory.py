@@ -148,7 +148,7 @@ class GlobalPointer:
         after = (high - self.address) // size
         part = self._bytes[self._first - before * size : self._first + after * size]
         self._view: Any = (
-            np.frombuffer(part, np.float32) if dtype == "f32" else part.cast(_FORMATS[dtype])
+            np.frombuffer(part, np.float32) if dtype == "f32" else part.cast(_FORMATS[dtype])  # type: ignore[call-overload]
         )
         # Indices that need no further look; all others go through load() and store(), which know
         # why.

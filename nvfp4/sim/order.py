@@ -14,7 +14,7 @@ not: shuffles and votes.
 from __future__ import annotations
 
 import sys
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from typing import TYPE_CHECKING, Any
 
 from .errors import DataRace
@@ -56,7 +56,7 @@ def _knowledge(thread: Thread) -> dict[Block, list[int]]:
     return {**thread.foreign, thread.block: seen}
 
 
-def _merge(into: dict[Block, list[int]], other: dict[Block, list[int]]) -> None:
+def _merge(into: dict[Block, list[int]], other: Mapping[Block, list[int]]) -> None:
     for block, clocks in other.items():
         mine = into.get(block)
         into[block] = clocks if mine is None else list(map(max, mine, clocks))

@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 class Payloads(dict[int, Any]):
     """Operands of a warp operation by lane; to read a lane that has no part is an error."""
 
-    __slots__ = ("collective",)
+    collective: Collective
 
     def __missing__(self, lane: int) -> Any:
         what = self.collective
