@@ -14,7 +14,6 @@ import numpy as np
 from . import _dlpack
 from ._array import Array, Spec
 from ._streams import dlpack_stream
-from .errors import ToolchainError
 
 __all__ = ["as_array", "describe"]
 
@@ -219,17 +218,8 @@ def _device_of(array: Any, pointer: int) -> int:
 def _device_of_pointer(pointer: int) -> int:
     if pointer == 0:  # only an empty array has no memory
         return 0
-    try:
-        from cuda.bindings import driver
-    except ImportError as error:
-        raise ToolchainError(
-            "to find the GPU of an array, cuda-bindings is needed; install it with: pip "
-            "install cuda-bindings"
-        ) from error
-    what = driver.CUpointer_attribute.CU_POINTER_ATTRIBUTE_DEVICE_ORDINAL
-    status, ordinal = driver.cuPointerGetAttribute(what, pointer)
-    if status != driver.CUresult.CUDA_SUCCESS:
-        raise ToolchainError(
-            f"the CUDA driver does not know the address {pointer:#x}: {status.name}"
-        )
-    return int(ordinal)
+    from .driver import check, driver
+
+    cuda = driver()
+    what = cuda.CUpointer_attribute.CU_POINTER_ATTRIBUTE_DEVICE_ORDINAL
+    return int(check(cuda.cuPointerGetAttribute(what, pointer), "finding the GPU of an array"))

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any, ClassVar, NamedTuple, NoReturn, cast
+from typing import Any, ClassVar, NamedTuple, NoReturn
 
 from . import _parts
 from .arrays import Array, as_array, as_bytes, full
@@ -184,10 +184,16 @@ class QTensor:
 
     @property
     def parts(self) -> Parts:
-        """The arrays as the package sees them; their metadata is checked the first time."""
-        if self._cached is None:
-            object.__setattr__(self, "_cached", _check_metadata(self))
-        return cast(Parts, self._cached)
+        """The arrays as the package sees them; their metadata is checked the first time.
+
+        The arrays are the caller's, who may have given them other memory since (PyTorch's
+        ``tensor.data = ...``): addresses are asked for anew.
+        """
+        cached = self._cached
+        if cached is None or not all(map(_still_valid, cached[:5])):
+            cached = _check_metadata(self)
+            object.__setattr__(self, "_cached", cached)
+        return cached
 
     def __repr__(self) -> str:
         parts = self.parts
@@ -202,7 +208,7 @@ class QTensor:
 
     # Pointers are of this process and of these arrays: a copy or a pickle finds its own.
     def __getstate__(self) -> dict[str, Any]:
-        return {name: value for name, value in self.__dict__.items() if name != "_cached"}
+        return {name: value for name, value in self.__dict__.items() if not name.startswith("_")}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         self.__dict__.update(state)
@@ -234,6 +240,14 @@ def make(
         tile_starts=None if tile_starts is None else tile_starts.owner,
     )
     return made
+
+
+def _still_valid(array: Array | None) -> bool:
+    """Whether an array has its shape still; its address is brought up to date."""
+    if array is None or array.library not in ("numpy", "torch", "cupy"):
+        return True
+    array.pointer = array.current_pointer()
+    return bool(array.owner.shape == array.spec.shape)
 
 
 def _check_metadata(q: QTensor) -> Parts:

@@ -13,7 +13,7 @@ from ..epilogue import Epilogue
 from ..formats import FORMATS
 from ..tensor import Parts, QTensor
 from ._encode import real_number
-from ._out import check_qtensor
+from ._out import check_qtensor, decode_on_host
 
 __all__ = ["Operand", "check_depth", "read_alpha", "read_epilogue", "read_operand"]
 
@@ -78,10 +78,7 @@ class Operand(NamedTuple):
 
     def decode(self) -> np.ndarray | None:
         """The decode scale for the golden model."""
-        if self.parts is None:
-            return None
-        values = arrays.host(self.parts.decode_scale)
-        return values.reshape(()) if self.parts.decode == "scalar" else values
+        return None if self.parts is None else decode_on_host(self.parts)
 
     def facts(self) -> dict[str, Any]:
         """What plans are told, with the operand's letter in front."""

@@ -146,6 +146,12 @@ def check_apart(
                 raise ValueError(f"{written[i]} must not overlap {written[j]}: they share memory")
 
 
+def decode_on_host(parts: Parts) -> np.ndarray:
+    """The decode scale as the golden model takes it: one for a whole tensor has shape ()."""
+    values = arrays.host(parts.decode_scale)
+    return values.reshape(()) if parts.decode == "scalar" else values
+
+
 def store(target: Array, values: np.ndarray) -> None:
     """Write a result of the golden model into a host array of the caller's."""
     memory = arrays.host(target)

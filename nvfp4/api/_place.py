@@ -30,6 +30,8 @@ class Place(NamedTuple):
     device: int | None
     stream: int
     machine: Any
+    #: What kernels are built for, such as "sm_90a"; "" for the golden model.
+    arch: str
 
     @property
     def golden(self) -> bool:
@@ -37,7 +39,7 @@ class Place(NamedTuple):
         return self.device is None and self.machine is None
 
 
-GOLDEN = Place(None, 0, None)
+GOLDEN = Place(None, 0, None, "")
 
 
 def place(named: Named, stream: Any) -> Place:
@@ -55,7 +57,9 @@ def place(named: Named, stream: Any) -> Place:
         A bad stream; arrays on different devices; without `stream`, arrays of two libraries that
         work on different streams: one of them could be read before it is written.
     ToolchainError
-        GPU arrays under NUMBA_ENABLE_CUDASIM=1.
+        GPU arrays without a driver, or under NUMBA_ENABLE_CUDASIM=1.
+    UnsupportedError
+        A GPU that no kernel is made for.
     """
     first_name, first = named[0]
     if first is None:
@@ -85,9 +89,9 @@ def place(named: Named, stream: Any) -> Place:
                 "NUMBA_ENABLE_CUDASIM is set, so that this process has no GPU: pass NumPy "
                 "arrays, which run the kernels on the simulated machine, or start without it"
             )
-        return Place(device, handle, None)
+        return Place(device, handle, None, _launcher().architecture(device))
     machine = _machine()
-    return GOLDEN if machine is None else Place(None, 0, machine)
+    return GOLDEN if machine is None else Place(None, 0, machine, machine.arch)
 
 
 def _machine() -> Any:
@@ -149,13 +153,12 @@ def launch(
     """
     launcher = _launcher()
     machine = where.machine
-    arch = launcher.architecture(where.device) if machine is None else machine.arch
     planned = None
     if launches is not None:
-        key = (arch, *more.values())
+        key = (where.arch, *more.values())
         planned = launches.get(key)
     if planned is None:
-        planned = getattr(_planner(), plan)(arch, **facts, **more)
+        planned = getattr(_planner(), plan)(where.arch, **facts, **more)
         if launches is not None:
             launches[key] = planned
     if machine is None:
@@ -170,6 +173,12 @@ def launch(
     launcher.run(planned, {**buffers, **own}, stream=0, machine=machine)
     for name in own.keys() & set(outputs):
         arrays.host(buffers[name])[...] = arrays.host(own[name])
+
+
+def prepared(where: Place, launches: dict[Any, Any], **more: Any) -> Any:
+    """The launches that were planned and run by `launch` just before, ready to run again."""
+    ready = launches[where.arch, *more.values()]
+    return _launcher().prepare(ready, where.device, stream=where.stream)
 
 
 @functools.cache

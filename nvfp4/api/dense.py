@@ -17,6 +17,7 @@ from ..tensor import Parts, QTensor
 from . import _place
 from ._encode import check_rounding, encode_kind, read_encode_scale
 from ._out import check_apart, check_out, check_out_tensor, extent, store
+from ._repeat import remember, repeat
 from ._result import FLOATS
 
 __all__ = ["check_floats", "matrix_view", "quantize"]
@@ -78,6 +79,10 @@ def quantize(
     UnsupportedError
         There is no kernel for this GPU.
     """
+    if out is not None and repeat(
+        x, format, encode_scale, scale_rounding, scale_layout, out, stream
+    ):
+        return out
     fmt = block_format(format)
     source = arrays.as_array(x, "x", stream=stream)
     encode = read_encode_scale(encode_scale, stream)
@@ -151,6 +156,17 @@ def quantize(
         launches=call.launches,
         aligned=aligned,
     )
+    if parts is not None and where.machine is None:
+        remember(
+            source,
+            (format, scale_rounding, scale_layout),
+            encode_scale,
+            encode.array,
+            out,
+            parts,
+            call.extents,
+            lambda: _place.prepared(where, call.launches, aligned=aligned),
+        )
     return out
 
 

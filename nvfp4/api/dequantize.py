@@ -9,7 +9,7 @@ from .. import arrays
 from ..formats import FORMATS
 from ..tensor import QTensor
 from . import _place
-from ._out import check_apart, check_qtensor, check_result, store
+from ._out import check_apart, check_qtensor, check_result, decode_on_host, store
 from ._result import float_name
 
 __all__ = ["dequantize"]
@@ -35,7 +35,7 @@ def dequantize(q: QTensor, dtype: Any = "float32", *, out: Any = None, stream: A
         values = golden.dequantize(
             arrays.host(parts.codes),
             arrays.host(parts.scales),
-            arrays.host(parts.decode_scale),
+            decode_on_host(parts),
             fmt,
             shape=q.shape,
             scale_layout=q.scale_layout,
@@ -64,6 +64,7 @@ def dequantize(q: QTensor, dtype: Any = "float32", *, out: Any = None, stream: A
         "has_tile_starts": parts.tile_starts is not None,
         "offsets_dtype": parts.groups.dtype if parts.groups is not None else None,
         "starts_dtype": parts.tile_starts.dtype if parts.tile_starts is not None else None,
+        "aligned": not (parts.codes.pointer | target.pointer) & 15,
     }
     buffers = {
         "codes": parts.codes,

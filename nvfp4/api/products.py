@@ -171,10 +171,10 @@ def _check_grouped_operand(a: Operand, ranges: Ranges) -> None:
                 "a must have linear scales together with row_indices; got scale_layout "
                 f"{q.scale_layout!r}"
             )
-        if parts.groups is not None and parts.decode == "group":
+        if parts.groups is not None:
             raise ValueError(
-                "a must not have decode scales by range together with row_indices, which "
-                "picks rows one by one; got a grouped QTensor"
+                "a must not be a grouped QTensor together with row_indices, which picks rows one "
+                "by one: quantise the rows with nvfp4.quantize"
             )
     if parts.groups is None:
         if q.scale_layout == "tcgen":
