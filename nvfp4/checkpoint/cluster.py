@@ -99,7 +99,7 @@ def _run(
         for job in ordered
     }
     try:
-        for future in as_completed(futures):
+        for future in as_completed(futures, loop=client.loop):
             finished(future.result())
             report(futures[future].nbytes)
     finally:

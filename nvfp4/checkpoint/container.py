@@ -92,7 +92,7 @@ def byte_count(dtype: str, shape: tuple[int, ...]) -> int:
     """
     if dtype not in DTYPES:
         raise CheckpointError(
-            f"unknown dtype {printable(dtype)!r}; allowed are {', '.join(DTYPES)}"
+            f"unknown dtype '{printable(dtype)}'; allowed are {', '.join(DTYPES)}"
         )
     bits = math.prod(shape) * DTYPES[dtype].bits
     if bits % 8:
@@ -155,7 +155,7 @@ def parse_header(header: bytes, data_size: int) -> tuple[dict[str, Entry], dict[
         if entry.start != end:
             what = "overlaps the tensor before it" if entry.start < end else "leaves a gap"
             raise CheckpointError(
-                f"tensor {printable(name)!r} {what}: it starts at {entry.start}, "
+                f"tensor '{printable(name)}' {what}: it starts at {entry.start}, "
                 f"the data before it ends at {end}"
             )
         end = entry.stop
@@ -171,7 +171,7 @@ def _unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
     found: dict[str, Any] = {}
     for key, value in pairs:
         if key in found:
-            raise CheckpointError(f"the header names {printable(key)!r} twice")
+            raise CheckpointError(f"the header names '{printable(key)}' twice")
         found[key] = value
     for key in found:
         # JSON can spell half a surrogate pair, which no file or terminal can take.
@@ -312,7 +312,7 @@ class TensorFile:
         entry = self.entries[name]
         dtype = numpy_dtype(entry.dtype)
         if dtype is None:
-            raise TypeError(f"{printable(name)!r} is {entry.dtype}, which no NumPy array can hold")
+            raise TypeError(f"'{printable(name)}' is {entry.dtype}, which no NumPy array can hold")
         return self.raw(name).view(dtype).reshape(entry.shape)
 
     def release(self, name: str) -> None:
@@ -332,5 +332,7 @@ class TensorFile:
 
 def file_order(tensors: Mapping[str, tuple[str, tuple[int, ...]]]) -> list[str]:
     """Names in the order of the safetensors package: larger types first, then by name."""
+    for dtype, shape in tensors.values():
+        byte_count(dtype, shape)
     rank = {dtype: i for i, dtype in enumerate(DTYPES)}
     return sorted(tensors, key=lambda name: (-rank[tensors[name][0]], name.encode()))

@@ -132,7 +132,7 @@ class Checkpoint:
             differ = sorted(n for n in held.keys() | table.keys() if held.get(n) != table.get(n))
             raise CheckpointError(
                 f"{where} and the files disagree about {len(differ)} tensors, "
-                f"first {printable(differ[0])!r}: the index says "
+                f"first '{printable(differ[0])}': the index says "
                 f"{printable(table.get(differ[0]))}, the files say {printable(held.get(differ[0]))}"
             )
 

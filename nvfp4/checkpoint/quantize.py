@@ -91,7 +91,7 @@ def plan_quantize(
     unknown = sorted(set(activation_scales) - set(chosen))
     if unknown:
         raise ValueError(
-            f"activation_scales names {printable(unknown[0])!r}, which is not quantised"
+            f"activation_scales names '{printable(unknown[0])}', which is not quantised"
         )
     notes: list[str] = []
     shares = _shares(chosen, fused_scales, notes)

@@ -128,7 +128,7 @@ class TensorWriter:
         if here + len(view) > self._ranges[name][1]:
             start, stop = self._ranges[name]
             raise ValueError(
-                f"{printable(name)!r} has {stop - start} bytes; "
+                f"'{printable(name)}' has {stop - start} bytes; "
                 f"{here + len(view) - start} were given"
             )
         _write_all(self._file, view, self._data + here)
@@ -148,7 +148,7 @@ class TensorWriter:
             for name, (start, stop) in self._ranges.items():
                 if self._next[name] != stop:
                     raise ValueError(
-                        f"{printable(name)!r} has {stop - start} bytes; "
+                        f"'{printable(name)}' has {stop - start} bytes; "
                         f"only {self._next[name] - start} were given"
                     )
             os.fsync(self._file)

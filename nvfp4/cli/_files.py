@@ -4,14 +4,19 @@ from __future__ import annotations
 
 import functools
 import math
+import os
+import sys
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from typing import Any, ParamSpec, TypeVar
+from typing import TYPE_CHECKING, Any, ParamSpec, TypeVar
 
 import click
 
-__all__ = ["explained", "finite", "progress", "safe", "size_of"]
+if TYPE_CHECKING:
+    from rich.console import Console
+
+__all__ = ["console", "explained", "finite", "progress", "safe", "size_of"]
 
 P = ParamSpec("P")
 R = TypeVar("R")
@@ -67,6 +72,14 @@ def finite(value: Any) -> Any:
     return value
 
 
+def console() -> Console:
+    """Where tables go; wide where no terminal folds them, so that names can be searched for."""
+    from rich.console import Console
+
+    on_terminal = sys.stdout.isatty() or "COLUMNS" in os.environ
+    return Console(highlight=False, width=None if on_terminal else 160)
+
+
 @contextmanager
 def progress(what: str, total: int) -> Iterator[Callable[[int], None]]:
     """Give a function that takes the bytes that are done: rate and time left on standard error.
@@ -83,16 +96,16 @@ def progress(what: str, total: int) -> Iterator[Callable[[int], None]]:
         TransferSpeedColumn,
     )
 
-    console = Console(stderr=True)
+    errors = Console(stderr=True)
     bar = Progress(
         TextColumn("{task.description}"),
         BarColumn(bar_width=24),
         DownloadColumn(),
         TransferSpeedColumn(),
         TimeRemainingColumn(),
-        console=console,
+        console=errors,
         transient=True,
-        disable=not console.is_terminal,
+        disable=not errors.is_terminal,
     )
     began = said = time.monotonic()
     done = 0

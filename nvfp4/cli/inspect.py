@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 
 import click
 
+from ._files import console as make_console
 from ._files import explained, finite, progress, safe, size_of
 
 if TYPE_CHECKING:
@@ -55,10 +56,9 @@ def _range(values: tuple[float, float] | None) -> str:
 
 
 def _print(survey: Survey) -> None:
-    from rich.console import Console
     from rich.table import Table
 
-    console = Console(highlight=False)
+    console = make_console()
     if survey.weights:
         table = Table(title="Quantised weights")
         table.add_column("module", overflow="fold")

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from ._files import console as make_console
 from ._files import explained, finite, progress, safe, size_of
 
 if TYPE_CHECKING:
@@ -218,10 +219,9 @@ def print_result(result: Result, seconds: float, counts: dict[str, int], as_json
         }
         click.echo(json.dumps(finite(value), indent=2))
         return
-    from rich.console import Console
     from rich.table import Table
 
-    console = Console(highlight=False)
+    console = make_console()
     table = Table(title=safe(result.path))
     for name in ("file", "size", "SHA-256"):
         table.add_column(name, justify="right" if name == "size" else "left")
@@ -258,10 +258,9 @@ def _print_choices(choices: list[Choice], as_json: bool) -> None:
         ]
         click.echo(json.dumps(value, indent=2))
         return
-    from rich.console import Console
     from rich.table import Table
 
-    console = Console(highlight=False)
+    console = make_console()
     table = Table()
     for name in ("tensor", "type", "shape", "becomes"):
         table.add_column(name, overflow="fold")

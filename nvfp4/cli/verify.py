@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 
 import click
 
+from ._files import console as make_console
 from ._files import explained, finite, progress, safe
 
 if TYPE_CHECKING:
@@ -76,10 +77,9 @@ def _db(value: float) -> str:
 
 
 def _print(result: Verification) -> None:
-    from rich.console import Console
     from rich.table import Table
 
-    console = Console(highlight=False)
+    console = make_console()
     quantised = [t for t in result.tensors if t.format]
     table = Table(title="Quantised weights")
     table.add_column("tensor", overflow="fold")
