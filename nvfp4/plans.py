@@ -12,12 +12,20 @@ from typing import Any
 
 from .errors import UnsupportedError
 from .formats import FORMATS, BlockFormat
+from .kernels.dequantize import DEQUANTIZE, GROUPED_DEQUANTIZE
 from .kernels.grouped_quantize import GROUPED_QUANTIZE
+from .kernels.interleave import DEINTERLEAVE, INTERLEAVE
 from .kernels.quantize import AMAX, AMAX_CLEAR, AMAX_FINISH, QUANTIZE
 from .launch import Launch
 from .layouts import TILE_BLOCKS, TILE_ROWS, allocated_tiles
 
-__all__ = ["grouped_quantize", "quantize"]
+__all__ = [
+    "deinterleave_scales",
+    "dequantize",
+    "grouped_quantize",
+    "interleave_scales",
+    "quantize",
+]
 
 Launches = tuple[Launch, ...]
 
@@ -205,6 +213,104 @@ def grouped_quantize(
     )
     program = GROUPED_QUANTIZE.program(**constants, ENCODE=encode)
     return (Launch(program, (down, across), (x, y), 0, args),)
+
+
+@functools.lru_cache(maxsize=1024)
+def dequantize(
+    arch: str,
+    *,
+    format: str,
+    rows: int,
+    columns: int,
+    batches: int,
+    scale_layout: str,
+    dtype: str,
+    decode: str,
+    groups: int | None,
+    tiles: int | None,
+    has_tile_starts: bool,
+    offsets_dtype: str | None,
+    starts_dtype: str | None,
+    aligned: bool = False,
+) -> Launches:
+    """Values of a stack of matrices [batches, rows, columns], or of a grouped tensor.
+
+    Parameters
+    ----------
+    arch, format, rows, columns, batches, scale_layout
+        As in :func:`quantize`.
+    dtype : {"bfloat16", "float16", "float32"}
+        Of ``out``.
+    decode : {"scalar", "batch", "row", "batch_row", "group"}
+        What ``decode_scale`` has one of; "row" and "batch_row" are the same.
+    groups : int or None
+        Ranges of a grouped tensor, None for a dense one.
+    tiles : int or None
+        Row tiles of a grouped tensor's tcgen scales.
+    has_tile_starts : bool
+    offsets_dtype, starts_dtype : {"int32", "int64", "uint32"} or None
+    aligned : bool
+        Whether ``codes`` and ``out`` are multiples of 16 bytes.
+
+    Returns
+    -------
+    tuple of Launch
+        Buffers ``codes, scales, decode_scale, row_offsets, tile_starts, out``.
+
+    Raises
+    ------
+    UnsupportedError
+        A grouped tensor of 2^32 rows or more.
+    """
+    fmt = FORMATS[format]
+    pieces = columns // _PIECE
+    constants = {
+        "ELEMENT": fmt.element,
+        "SCALE": fmt.scale,
+        "LAYOUT": scale_layout,
+        "OUTPUT": dtype,
+        "ALIGNED": aligned,
+        "DECODE": "row" if decode == "batch_row" else decode,
+    }
+    if groups is None:
+        x, y = _block(pieces, rows)
+        program = DEQUANTIZE.program(**constants)
+        args = ("codes", "scales", "decode_scale", "out", rows, columns, batches)
+        return (Launch(program, _grid(rows, y, pieces, x, batches), (x, y), 0, args),)
+    _check_rows(rows)
+    x, y = _block(pieces, TILE_ROWS)
+    down = allocated_tiles(rows, groups)
+    program = GROUPED_DEQUANTIZE.program(
+        **constants, OFFSETS=offsets_dtype or "int32", STARTS=starts_dtype or "none"
+    )
+    buffers = ("codes", "scales", "decode_scale", "row_offsets", "tile_starts", "out")
+    grid = (down, _across(down, _ceil(pieces, x)))
+    return (Launch(program, grid, (x, y), 0, (*buffers, rows, columns, groups, tiles or 0)),)
+
+
+@functools.lru_cache(maxsize=1024)
+def interleave_scales(arch: str, *, rows: int, blocks: int, batches: int) -> Launches:
+    """Linear scales [batches, rows, blocks] to the tcgen layout; buffers ``scales, out``."""
+    k_tiles, all_rows = _ceil(blocks, TILE_BLOCKS), _ceil(rows, TILE_ROWS) * TILE_ROWS
+    x, y = _block(k_tiles, all_rows)
+    grid = _grid(all_rows, y, k_tiles, x, batches)
+    args = ("scales", "out", rows, blocks, batches)
+    return (Launch(INTERLEAVE.program(), grid, (x, y), 0, args),)
+
+
+@functools.lru_cache(maxsize=1024)
+def deinterleave_scales(arch: str, *, rows: int, blocks: int, batches: int) -> Launches:
+    """Scales in the tcgen layout to linear ones [batches, rows, blocks]; buffers ``scales, out``."""
+    k_tiles = _ceil(blocks, TILE_BLOCKS)
+    x, y = _block(k_tiles, rows)
+    grid = _grid(rows, y, k_tiles, x, batches)
+    args = ("scales", "out", rows, blocks, batches)
+    return (Launch(DEINTERLEAVE.program(), grid, (x, y), 0, args),)
+
+
+def _grid(rows: int, y: int, columns: int, x: int, batches: int) -> tuple[int, int, int]:
+    """A grid for blocks of x by y threads; what is beyond a grid's limits the kernels reach in strides."""
+    return min(_MAX_X, _ceil(rows, y)), min(_MAX_YZ, _ceil(columns, x)), min(_MAX_YZ, batches)
 
 
 def _check_rows(rows: int) -> None:
