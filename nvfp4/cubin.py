@@ -1,8 +1,8 @@
 """A built kernel: its machine code, and what the code says about itself.
 
 Registers, stack and shared memory are read from the cubin (an ELF file), spills from the report of
-the assembler, which is where alone they stand. The assembler reports registers too; a build in
-which the two differ is refused, since one of them has then been misread.
+the assembler, which is where alone they stand. The assembler reports registers and shared memory
+too; a build in which the two differ is refused, since one of them has then been misread.
 """
 
 from __future__ import annotations
@@ -11,6 +11,8 @@ import re
 import struct
 from collections.abc import Iterator
 from dataclasses import dataclass
+
+from .architectures import capability
 
 __all__ = ["Binary", "CubinError", "read_cubin"]
 
@@ -21,6 +23,9 @@ _FRAME_SIZE = 0x11
 # Set in a symbol's st_other where the function is a kernel.
 _ENTRY = 0x10
 _FUNCTION = 2
+# From Hopper on the system keeps the first KiB of a block's shared memory. A section of shared
+# memory begins below it; the limits that a card states, and the assembler's report, leave it out.
+_SYSTEM_SHARED = 1024
 
 
 class CubinError(ValueError):
@@ -90,8 +95,8 @@ def read_cubin(label: str, arch: str, cubin: bytes, log: str) -> Binary:
     Raises
     ------
     CubinError
-        `cubin` is cut off, is no cubin, holds another number of kernels, or its registers are not
-        those that `log` reports; `log` has no report.
+        `cubin` is cut off, is no cubin, holds another number of kernels, or its registers and
+        shared memory are not those that `log` reports; `log` has no report.
     """
     try:
         entry, registers, shared, stack = _resources(cubin)
@@ -103,9 +108,13 @@ def read_cubin(label: str, arch: str, cubin: bytes, log: str) -> Binary:
     spills = re.findall(r"(\d+) bytes spill stores, (\d+) bytes spill loads", text)
     if len(used) != 1 or len(spills) != 1:
         raise CubinError(f"{label}: the assembler's report is not understood: {text!r}")
-    if int(used[0]) != registers:
+    if shared and capability(arch)[0] >= 9:
+        shared -= _SYSTEM_SHARED
+    reported = int(used[0]), sum(map(int, re.findall(r"(\d+) bytes smem", text)))
+    if reported != (registers, shared):
         raise CubinError(
-            f"{label}: the cubin says {registers} registers, the assembler {used[0]}"
+            f"{label}: the cubin says {registers} registers and {shared} bytes of shared memory, "
+            "the assembler {} and {}".format(*reported)
         )
     spill_bytes = (int(spills[0][0]), int(spills[0][1]))
     return Binary(label, arch, entry, cubin, registers, shared, stack, spill_bytes, lines)

@@ -1,4 +1,4 @@
-"""For `make test-pins`: with NVVM 13.5 beside nvJitLink 13.0 installed, building is refused by name.
+"""For `make test-pins`: NVVM 13.5 installed beside nvJitLink 13.0 is refused by name.
 
 Run as ``python -m tests.compile.refuse_mismatch``; exits 1 where it is not.
 """
