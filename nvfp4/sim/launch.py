@@ -272,7 +272,11 @@ class Launch:
     def _complete(self, operation: AsyncOperation) -> None:
         self.operations.remove(operation)
         self.steps += 1
-        operation.complete()
+        try:
+            operation.complete()
+        except Finding as error:
+            error.kernel = error.kernel or self.name
+            raise
         operation.done = True
         self.spinning = 0
         if self.trace is not None:

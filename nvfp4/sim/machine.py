@@ -16,6 +16,7 @@ import numpy as np
 from ..errors import UnsupportedError
 from .block import Dim3
 from .current import running_thread
+from .debug import breakpoints
 from .launch import AsyncOperation, Launch
 from .memory import GlobalMemory
 from .policy import Schedule, make_policy
@@ -163,7 +164,8 @@ class Machine:
         launch = Launch(self, function, grid_dim, block_dim, shared_bytes, args, name)
         self.launch = launch
         try:
-            launch.run()
+            with breakpoints():
+                launch.run()
         finally:
             self.launch = None
 
