@@ -1,9 +1,9 @@
 """Arithmetic that is exactly as wide, and rounded exactly as often, as it is written.
 
-float32: IEEE, nearest even, subnormals kept, a product and a sum never contracted; a NaN result is the canonical
-0x7FFFFFFF (PTX leaves the payload open for ``abs`` and ``neg``; the models give the canonical one there too).
-Integers wrap at 32 bits; operands are taken modulo 2^32. Source: PTX ISA, sections on integer, floating-point,
-comparison and selection, logic and shift instructions.
+float32: IEEE, nearest even, subnormals kept, a product and a sum never contracted; a NaN result is
+the canonical 0x7FFFFFFF (PTX leaves the payload open for ``abs`` and ``neg``; the models give the
+canonical one there too). Integers wrap at 32 bits; operands are taken modulo 2^32. Source: PTX ISA,
+sections on integer, floating-point, comparison and selection, logic and shift instructions.
 """
 
 from __future__ import annotations
@@ -22,8 +22,8 @@ from .rounding import MASK, NAN, bits_of, float_of, signed, sum_to_odd, to_f32
 @instruction("f32(f32, f32)", asm="add.rn.f32 $0, $1, $2;")
 def add_rn(a, b):
     """Return a + b, rounded once."""
-    # In float64 the sum, and in the functions below the product, quotient and root, may be rounded; rounding that
-    # again to float32 does no harm, because 53 >= 2 * 24 + 2.
+    # In float64 the sum, and in the functions below the product, quotient and root, may be rounded;
+    # rounding that again to float32 does no harm, because 53 >= 2 * 24 + 2.
     return to_f32(float(a) + float(b))
 
 
@@ -294,8 +294,8 @@ def ffs(a):
 def prmt(a, b, selector):
     """Pick four bytes of eight.
 
-    Byte i of the result is chosen by nibble i of `selector`: its low three bits number a byte, 0..3 of a, 4..7 of b;
-    where its top bit is set, the byte is eight copies of that byte's sign bit.
+    Byte i of the result is chosen by nibble i of `selector`: its low three bits number a byte, 0..3
+    of a, 4..7 of b; where its top bit is set, the byte is eight copies of that byte's sign bit.
     """
     both = ((b & MASK) << 32) | (a & MASK)
     result = 0
@@ -312,7 +312,8 @@ def prmt(a, b, selector):
 def lop3(a, b, c, table):
     """Any bitwise function of three words.
 
-    Bit ``4 * a + 2 * b + c`` of `table` is the function's value: it is the function of the bytes 0xF0, 0xCC, 0xAA.
+    Bit ``4 * a + 2 * b + c`` of `table` is the function's value: it is the function of the bytes
+    0xF0, 0xCC, 0xAA.
     """
     result = 0
     for term in range(8):

@@ -1,7 +1,8 @@
 """Bit patterns, and conversions between float32 and the 16-bit types.
 
-A 16-bit value travels in the low half of a u32, a pair of them as both halves. Conversions round to nearest even, keep
-subnormals, overflow to infinity, and make every NaN the canonical one: 0x7FFFFFFF, 0x7FFF. Source: PTX ISA, ``cvt``.
+A 16-bit value travels in the low half of a u32, a pair of them as both halves. Conversions round to
+nearest even, keep subnormals, overflow to infinity, and make every NaN the canonical one:
+0x7FFFFFFF, 0x7FFF. Source: PTX ISA, ``cvt``.
 """
 
 from __future__ import annotations

@@ -12,7 +12,10 @@ from .machine import thread
 
 @instruction("void(u32, u32)", asm="bar.sync $0, $1;", memory=True)
 def bar_sync(barrier, count):
-    """Wait at barrier 0..15 until `count` threads, a multiple of 32, have come; orders their accesses to memory."""
+    """Wait at barrier 0..15 until `count` threads, a multiple of 32, have come.
+
+    Orders their accesses to memory.
+    """
     thread().barrier(barrier, count, kind="arrive_wait")
 
 
@@ -24,12 +27,15 @@ def bar_arrive(barrier, count):
 
 @instruction("void()", asm="griddepcontrol.wait;", memory=True, min_cc=(9, 0))
 def griddepcontrol_wait():
-    """Wait until the kernels that this one depends on have ended and their writes are seen. Nothing before sm_90."""
+    """Wait until the kernels that this one depends on have ended and their writes are seen.
+
+    Does nothing before sm_90.
+    """
 
 
 @instruction("void()", asm="griddepcontrol.launch_dependents;", memory=True, min_cc=(9, 0))
 def griddepcontrol_launch_dependents():
-    """Let the kernels that depend on this one start; it orders nothing. Nothing before sm_90."""
+    """Let the kernels that depend on this one start; orders nothing. Does nothing before sm_90."""
 
 
 griddepcontrol_wait.lowering(memory=True)(lower.nothing)

@@ -1,12 +1,13 @@
 """Conversions to and from the element and scale types: e2m1, e4m3, e5m2, e8m0.
 
-To a small type: round to nearest even and saturate to finite, as ``cvt.rn.satfinite`` does: infinities give the largest
-value, the sign is kept (of zeros too), and every NaN gives the positive code 0x7F, for e2m1 7 (which is 6). To a wider
-type: exact, and every NaN is the canonical one. Pairs have `hi` in the upper half. Codes travel in the low bits of a
-u32. Source: PTX ISA, ``cvt``; OCP Microscaling Formats, section 5.
+To a small type: round to nearest even and saturate to finite, as ``cvt.rn.satfinite`` does:
+infinities give the largest value, the sign is kept (of zeros too), and every NaN gives the positive
+code 0x7F, for e2m1 7 (which is 6). To a wider type: exact, and every NaN is the canonical one.
+Pairs have `hi` in the upper half. Codes travel in the low bits of a u32. Source: PTX ISA, ``cvt``;
+OCP Microscaling Formats, section 5.
 
-Where an architecture has no such instruction a function stands in for it, with the same result for every input; tests
-compare the two, and both with the golden model.
+Where an architecture has no such instruction a function stands in for it, with the same result for
+every input; tests compare the two, and both with the golden model.
 """
 
 from __future__ import annotations
@@ -24,23 +25,21 @@ from .arith import (
     fma_rn,
     gt_u32,
     mad_u32,
-    max_f32,
-    max_u32,
     min_f32,
     min_u32,
     mul_rn,
     ne_u32,
     or_u32,
-    prmt,
     select_f32,
     select_u32,
+    shf_l,
     shl_u32,
     shr_u32,
     sub_u32,
 )
 from .bits import bf16x2_of_f32, f16x2_of_f32, float_as_uint, round_bf16, round_f16, uint_as_float
 from .instruction import instruction
-from .rounding import MASK, NAN, bits_of, code_of, float_of, to_f32
+from .rounding import NAN, bits_of, code_of, to_f32
 
 # Models ------------------------------------------------------------------------------------------
 
@@ -105,7 +104,8 @@ def _pair(function, hi, lo, bits):
 
 @instruction(
     "u32(f32, f32)",
-    asm="{ .reg .b8 b; .reg .b16 h; cvt.rn.satfinite.e2m1x2.f32 b, $1, $2; mov.b16 h, {b, 0}; cvt.u32.u16 $0, h; }",
+    asm="{ .reg .b8 b; .reg .b16 h; cvt.rn.satfinite.e2m1x2.f32 b, $1, $2;"
+    " mov.b16 h, {b, 0}; cvt.u32.u16 $0, h; }",
     min_cc=(10, 0),
 )
 def e2m1x2_of_f32(hi, lo):
@@ -115,44 +115,68 @@ def e2m1x2_of_f32(hi, lo):
 
 @instruction(
     "u32(f32, f32, f32, f32, f32, f32, f32, f32)",
-    asm="{ .reg .b8 b0, b1, b2, b3; cvt.rn.satfinite.e2m1x2.f32 b0, $2, $1; cvt.rn.satfinite.e2m1x2.f32 b1, $4, $3;"
-    " cvt.rn.satfinite.e2m1x2.f32 b2, $6, $5; cvt.rn.satfinite.e2m1x2.f32 b3, $8, $7; mov.b32 $0, {b0, b1, b2, b3}; }",
+    asm="{ .reg .b8 b0, b1, b2, b3;"
+    " cvt.rn.satfinite.e2m1x2.f32 b0, $2, $1; cvt.rn.satfinite.e2m1x2.f32 b1, $4, $3;"
+    " cvt.rn.satfinite.e2m1x2.f32 b2, $6, $5; cvt.rn.satfinite.e2m1x2.f32 b3, $8, $7;"
+    " mov.b32 $0, {b0, b1, b2, b3}; }",
     min_cc=(10, 0),
 )
 def e2m1x8_of_f32(v0, v1, v2, v3, v4, v5, v6, v7):
-    """Eight e2m1 codes: `v0` in bits 3..0, `v7` in bits 31..28, so that columns are in the order of storage."""
+    """Eight e2m1 codes: `v0` in bits 3..0, `v7` in bits 31..28, as columns are stored."""
     word = 0
     for value in (v7, v6, v5, v4, v3, v2, v1, v0):
         word = word << 4 | _e2m1(value)
     return word
 
 
-def _append_e2m1(word, a):
-    """Return ``word`` shifted up by a code, and the code of `a` added below it together with 14, modulo 2^32."""
-    # NaN becomes +6 here.
-    clamped = max_f32(min_f32(a, np.float32(6.0)), np.float32(-6.0))
-    # e = +-2^E, where E is 0, 1 or 2 and values have the spacing 2^(E - 1). Adding e * 2^22 leaves, in a float32,
-    # just that spacing: the one rounding, with ties to the even multiple, which has the even code.
-    e = or_u32(
-        and_u32(float_as_uint(max_f32(abs_f32(clamped), np.float32(1.0))), 0x7F800000),
-        and_u32(float_as_uint(clamped), 0x80000000),
-    )
-    rounded = float_as_uint(fma_rn(uint_as_float(e), np.float32(4194304.0), clamped))
-    # The low bits hold k, the number of spacings, from bit 23 on there is 149 + E, and bit 31 is the sign s. The code
-    # is k + 2 E + 8 s: from two shifts come 2 E + 298 (and s at bit 9), and 8 s + 4.
-    code = add_u32(add_u32(rounded, shr_u32(rounded, 22)), shr_u32(rounded, 28))
-    return mad_u32(word, 16, and_u32(add_u32(code, 2), 15))
+def _doubled(a):
+    """Return 2 a, in which every NaN is the canonical one, which is positive."""
+    return mul_rn(a, np.float32(2.0))
+
+
+def _e2m1_magnitude(doubled):
+    """Return the bits of the float32 2^23 + code of the magnitude: the code is the low three.
+
+    e2m1 values are 0.5 apart up to 2, then 1, then 2. The code of |a| is therefore the smallest of
+    RN(2 |a|), RN(|a|) + 2, RN(|a| / 2) + 4 and 7, with RN to the nearest integer, ties to even. A
+    float32 from 2^23 on has the spacing 1: adding, or fused adding, to such a number is that one
+    rounding. A minimum drops NaN: its code is 7.
+    """
+    magnitude = abs_f32(doubled)
+    code = add_rn(magnitude, np.float32(8388608.0))
+    code = min_f32(code, fma_rn(magnitude, np.float32(0.5), np.float32(8388610.0)))
+    code = min_f32(code, fma_rn(magnitude, np.float32(0.25), np.float32(8388612.0)))
+    return float_as_uint(min_f32(code, np.float32(8388615.0)))
 
 
 @e2m1x2_of_f32.without_hardware
 def _e2m1x2_software(hi, lo):
-    return _append_e2m1(_append_e2m1(0, hi), lo)
+    hi, lo = _doubled(hi), _doubled(lo)
+    codes = mad_u32(_e2m1_magnitude(hi), 16, _e2m1_magnitude(lo))
+    signs = shf_l(float_as_uint(lo), shr_u32(float_as_uint(hi), 28), 4)
+    return or_u32(and_u32(codes, 0x77), and_u32(signs, 0x88))
 
 
 @e2m1x8_of_f32.without_hardware
 def _e2m1x8_software(v0, v1, v2, v3, v4, v5, v6, v7):
-    word = _append_e2m1(_append_e2m1(_append_e2m1(_append_e2m1(0, v7), v6), v5), v4)
-    return _append_e2m1(_append_e2m1(_append_e2m1(_append_e2m1(word, v3), v2), v1), v0)
+    v0, v1, v2, v3 = _doubled(v0), _doubled(v1), _doubled(v2), _doubled(v3)
+    v4, v5, v6, v7 = _doubled(v4), _doubled(v5), _doubled(v6), _doubled(v7)
+    codes = mad_u32(_e2m1_magnitude(v7), 16, _e2m1_magnitude(v6))
+    codes = mad_u32(codes, 16, _e2m1_magnitude(v5))
+    codes = mad_u32(codes, 16, _e2m1_magnitude(v4))
+    codes = mad_u32(codes, 16, _e2m1_magnitude(v3))
+    codes = mad_u32(codes, 16, _e2m1_magnitude(v2))
+    codes = mad_u32(codes, 16, _e2m1_magnitude(v1))
+    codes = mad_u32(codes, 16, _e2m1_magnitude(v0))
+    signs = shf_l(float_as_uint(v6), shr_u32(float_as_uint(v7), 28), 4)
+    signs = shf_l(float_as_uint(v5), signs, 4)
+    signs = shf_l(float_as_uint(v4), signs, 4)
+    signs = shf_l(float_as_uint(v3), signs, 4)
+    signs = shf_l(float_as_uint(v2), signs, 4)
+    signs = shf_l(float_as_uint(v1), signs, 4)
+    signs = shf_l(float_as_uint(v0), signs, 4)
+    # What is left of the last two 2^23, 0x4B000000 and 0xB0000000, goes.
+    return or_u32(add_u32(codes, 0x05000000), and_u32(signs, 0x88888888))
 
 
 # To e4m3 and e5m2 --------------------------------------------------------------------------------
@@ -185,7 +209,8 @@ def _float8(a, shift, rebias, smallest_normal, anchor, anchor_bits, largest):
     half = sub_u32(shl_u32(1, shift - 1), 1)
     normal = add_u32(add_u32(magnitude, half), and_u32(shr_u32(magnitude, shift), 1))
     normal = min_u32(sub_u32(shr_u32(normal, shift), rebias), largest)
-    # Below the smallest normal number: the anchor's last place is the spacing, so that adding rounds.
+    # Below the smallest normal number: the anchor's last place is the spacing, so that adding
+    # rounds.
     subnormal = sub_u32(float_as_uint(add_rn(uint_as_float(magnitude), anchor)), anchor_bits)
     code = select_u32(gt_u32(smallest_normal, magnitude), subnormal, normal)
     code = or_u32(code, and_u32(shr_u32(bits, 24), 0x80))
@@ -225,7 +250,7 @@ def _e8m0(a, up):
     min_cc=(10, 0),
 )
 def ue8m0x2_rp_of_f32(hi, lo):
-    """Two e8m0 bytes of magnitudes, rounded up to a power of two; at least 2^-127 (0), at most 2^127 (254)."""
+    """Two e8m0 bytes of magnitudes, rounded up to a power of two, 2^-127 (0) to 2^127 (254)."""
     return _e8m0(hi, True) << 8 | _e8m0(lo, True)
 
 
@@ -235,13 +260,14 @@ def ue8m0x2_rp_of_f32(hi, lo):
     min_cc=(10, 0),
 )
 def ue8m0x2_rz_of_f32(hi, lo):
-    """Two e8m0 bytes of magnitudes, rounded down to a power of two; at least 2^-127 (0), at most 2^127 (254)."""
+    """Two e8m0 bytes of magnitudes, rounded down to a power of two, 2^-127 to 2^127 (254)."""
     return _e8m0(hi, False) << 8 | _e8m0(lo, False)
 
 
 def _e8m0_up(a):
     magnitude = and_u32(float_as_uint(a), 0x7FFFFFFF)
-    # 2^-127 and less: byte 0; with one less than a power of two added, the exponent's field is rounded up.
+    # 2^-127 and less: byte 0; with one less than a power of two added, the exponent's field is
+    # rounded up.
     byte = shr_u32(add_u32(magnitude, 0x7FFFFF), 23)
     byte = min_u32(select_u32(gt_u32(magnitude, 0x00400000), byte, 0), 0xFE)
     return select_u32(gt_u32(magnitude, 0x7F800000), 0xFF, byte)
@@ -274,7 +300,8 @@ def f32_of_e2m1(code):
 
 @f32_of_e2m1.without_hardware
 def _f32_of_e2m1_software(code):
-    # As a float32, the code's three bits below the exponent's field mean value * 2^-126, 0.5 included.
+    # As a float32, the code's three bits below the exponent's field mean value * 2^-126, 0.5
+    # included.
     bits = and_u32(shl_u32(code, 22), 0x01C00000)
     sign = and_u32(shl_u32(code, 28), 0x80000000)
     return mul_rn(uint_as_float(or_u32(bits, sign)), uint_as_float(0x7E800000))
@@ -329,7 +356,8 @@ def _f32_of_e8m0_software(code):
 
 @instruction(
     "u32(u32)",
-    asm="{ .reg .b8 b, c; .reg .b16 h; cvt.u16.u32 h, $1; mov.b16 {b, c}, h; cvt.rn.f16x2.e2m1x2 $0, b; }",
+    asm="{ .reg .b8 b, c; .reg .b16 h; cvt.u16.u32 h, $1; mov.b16 {b, c}, h;"
+    " cvt.rn.f16x2.e2m1x2 $0, b; }",
     min_cc=(10, 0),
 )
 def f16x2_of_e2m1x2(codes):
@@ -344,7 +372,8 @@ def _f16x2_of_e2m1x2_software(codes):
 
 @instruction(
     "u32(u32)",
-    asm="{ .reg .b8 b, c; .reg .b16 h; cvt.u16.u32 h, $1; mov.b16 {b, c}, h; cvt.rn.bf16x2.e2m1x2 $0, b; }",
+    asm="{ .reg .b8 b, c; .reg .b16 h; cvt.u16.u32 h, $1; mov.b16 {b, c}, h;"
+    " cvt.rn.bf16x2.e2m1x2 $0, b; }",
     min_cc=(10, 0),
 )
 def bf16x2_of_e2m1x2(codes):

@@ -1,12 +1,14 @@
 """What an instruction is: a typed name with a lowering for the card and a model for the simulator.
 
-An :class:`Instruction` is made by the :func:`instruction` decorator from its *model*, a Python function. Calling the
-instruction runs the model. Compiling a kernel turns the instruction into a Numba intrinsic (``nvfp4._numba``), whose
-code is the lowering: inline PTX, or LLVM instructions made through a builder.
+An :class:`Instruction` is made by the :func:`instruction` decorator from its *model*, a Python
+function. Calling the instruction runs the model. Compiling a kernel turns the instruction into a
+Numba intrinsic (``nvfp4._numba``), whose code is the lowering: inline PTX, or LLVM instructions
+made through a builder.
 
-Signatures are text, ``"u32(u32, f32)"``. Types: ``i32 u32 i64 u64 u16 f32 bool``, ``ptr`` (a kernel's typed pointer,
-of any element type), ``void``, and ``u32x4`` (a tuple of four), for any count. A parameter named as ``imm`` is a
-compile-time integer or string: it is not passed to the code, but to the lowering as text or to the builder as a value.
+Signatures are text, ``"u32(u32, f32)"``. Types: ``i32 u32 i64 u64 u16 f32 bool``, ``ptr`` (a
+kernel's typed pointer, of any element type), ``void``, and ``u32x4`` (a tuple of four), for any
+count. A parameter named as ``imm`` is a compile-time integer or string: it is not passed to the
+code, but to the lowering as text or to the builder as a value.
 """
 
 from __future__ import annotations
@@ -25,7 +27,8 @@ _SIGNATURE = re.compile(r"^\s*(\w+)\s*\((.*)\)\s*$")
 def _check_type(text: str) -> str:
     text = text.strip()
     if text not in SCALAR_TYPES and not _TUPLE.match(text):
-        raise ValueError(f"unknown instruction type {text!r}; allowed: {', '.join(SCALAR_TYPES)} and tuples such as u32x4")
+        allowed = ", ".join(SCALAR_TYPES)
+        raise ValueError(f"unknown instruction type {text!r}; allowed: {allowed} and u32x4 etc.")
     return text
 
 
@@ -51,14 +54,16 @@ class Lowering:
     Attributes
     ----------
     asm
-        Inline PTX. Operands are ``$0``, ``$1``...: results first, then parameters. An ``imm`` parameter's value
-        replaces ``{name}``. Other braces are PTX's own.
+        Inline PTX. Operands are ``$0``, ``$1``...: results first, then parameters. An ``imm``
+        parameter's value replaces ``{name}``. Other braces are PTX's own.
     build
-        Instead of `asm`: ``build(builder, ir, arguments)`` returning an LLVM value (a list of values for a tuple).
+        Instead of `asm`: ``build(builder, ir, arguments)`` returning an LLVM value (a list of
+        values for a tuple).
     constraints
         Only where the default (one ``=`` register class a result, one a parameter) is wrong.
     memory
-        True where the instruction reads or writes memory or has another effect: it is then never moved or removed.
+        True where the instruction reads or writes memory or has another effect: it is then never
+        moved or removed.
     min_cc
         Smallest compute capability, ``(8, 0)``.
     """
@@ -80,13 +85,14 @@ class Instruction:
     names: tuple[str, ...]
     model: Callable[..., Any]
     lowerings: list[Lowering] = field(default_factory=list)
-    #: What a kernel calls where no lowering fits: the same operation as a function over other instructions.
+    #: What a kernel calls where no lowering fits: a function over other instructions.
     software: Callable[..., Any] | None = None
 
     def __post_init__(self) -> None:
         functools.update_wrapper(self, self.model)
 
     def __call__(self, *arguments: Any) -> Any:
+        """Run the model."""
         return self.model(*arguments)
 
     def lowering(
@@ -96,7 +102,7 @@ class Instruction:
         constraints: str | None = None,
         memory: bool = False,
         min_cc: tuple[int, int] = (0, 0),
-    ) -> Callable[[Callable[..., Any]], Callable[..., Any]] | None:
+    ) -> Any:
         """Add a lowering: give `asm`, or decorate a builder function with it."""
         if asm is not None:
             self.lowerings.append(Lowering(asm, None, constraints, memory, min_cc))
@@ -109,9 +115,10 @@ class Instruction:
         return decorate
 
     def without_hardware(self, function: Callable[..., Any]) -> Callable[..., Any]:
-        """Decorate the function that stands in for the instruction on architectures without a lowering.
+        """Decorate the function that stands in for the instruction where no lowering fits.
 
-        It is bound like a kernel's helper function, so the card runs the code that a test on the CPU runs.
+        It is bound like a kernel's helper function, so the card runs the code that a test on the
+        CPU runs.
         """
         names = function.__code__.co_varnames[: function.__code__.co_argcount]
         if names != self.names:
@@ -120,7 +127,7 @@ class Instruction:
         return function
 
     def lowering_for(self, cc: tuple[int, int]) -> Lowering | None:
-        """The lowering with the largest `min_cc` that `cc` satisfies; None where the hardware has none."""
+        """The lowering with the largest `min_cc` that `cc` satisfies; None where there is none."""
         fitting = [low for low in self.lowerings if low.min_cc <= cc[:2]]
         return max(fitting, key=lambda low: low.min_cc) if fitting else None
 
@@ -141,7 +148,8 @@ def instruction(
     signature
         ``"result(parameters)"`` in the types of the module's docstring.
     asm, build, constraints, memory, min_cc
-        The first lowering, see :class:`Lowering`. Without `asm` and `build` add one with :meth:`Instruction.lowering`.
+        The first lowering, see :class:`Lowering`. Without `asm` and `build` add one with
+        :meth:`Instruction.lowering`.
     """
     result, parameters = parse_signature(signature)
 
@@ -149,7 +157,10 @@ def instruction(
         code = model.__code__
         names = code.co_varnames[: code.co_argcount]
         if len(names) != len(parameters):
-            raise ValueError(f"{model.__name__}: the signature has {len(parameters)} parameters, the model {len(names)}")
+            raise ValueError(
+                f"{model.__name__}: the signature has {len(parameters)} parameters, "
+                f"the model {len(names)}"
+            )
         made = Instruction(model.__name__, result, parameters, names, model)
         if asm is not None or build is not None:
             made.lowerings.append(Lowering(asm, build, constraints, memory, min_cc))

@@ -1,4 +1,7 @@
-"""Builders of lowerings that several families share. They see LLVM only through the builder they are given."""
+"""Builders of lowerings that several families share.
+
+They see LLVM only through the builder they are given.
+"""
 
 from __future__ import annotations
 

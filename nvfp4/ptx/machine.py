@@ -1,4 +1,4 @@
-"""Where models find the simulated thread that runs them. The simulator is imported by the first that asks."""
+"""Where models find the simulated thread that runs them; the simulator is imported when asked."""
 
 from __future__ import annotations
 

@@ -1,9 +1,10 @@
 """Loads, stores, atomic operations and fences.
 
-Global memory is reached by a kernel's pointer and an index in elements of that pointer's type, whatever is loaded; the
-address must be a multiple of the size of the access. Shared memory is reached by 32-bit addresses, from
-:func:`shared_base` on. A `hint` is the text of the PTX modifiers, one of `LOAD_HINTS` or `STORE_HINTS`.
-Source: PTX ISA, ``ld``, ``st``, ``atom``, ``red``, ``fence``, ``membar``.
+Global memory is reached by a kernel's pointer and an index in elements of that pointer's type,
+whatever is loaded; the address must be a multiple of the size of the access. Shared memory is
+reached by 32-bit addresses, from :func:`shared_base` on. A `hint` is the text of the PTX modifiers,
+one of `LOAD_HINTS` or `STORE_HINTS`. Source: PTX ISA, ``ld``, ``st``, ``atom``, ``red``, ``fence``,
+``membar``.
 """
 
 from __future__ import annotations

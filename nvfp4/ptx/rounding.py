@@ -48,11 +48,11 @@ def to_f32(value: float) -> np.float32:
 
 
 def sum_to_odd(a: float, b: float) -> float:
-    """Return a + b rounded to odd: the nearest float whose last bit is set, unless the sum is exact.
+    """Return a + b, or where that is not exact, the neighbour of it whose last bit is set.
 
-    Rounding that again, to a format at least two bits narrower, gives what rounding the exact sum once would.
-    Source: S. Boldo, G. Melquiond, "Emulation of FMA and correctly rounded sums: proved algorithms using rounding to
-    odd", IEEE Transactions on Computers 57 (2008).
+    Rounding that again, to a format at least two bits narrower, gives what rounding the exact sum
+    once would. Source: S. Boldo, G. Melquiond, "Emulation of FMA and correctly rounded sums: proved
+    algorithms using rounding to odd", IEEE Transactions on Computers 57 (2008).
     """
     total = a + b
     if not math.isfinite(total):

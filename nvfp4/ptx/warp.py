@@ -1,7 +1,8 @@
 """Instructions that the lanes of a warp execute together.
 
-`mask` names the lanes that take part, bit i for lane i; each of them must come, and must pass the same mask. Source:
-PTX ISA, ``shfl.sync``, ``vote.sync``, ``match.sync``, ``redux.sync``, ``elect.sync``, ``bar.warp.sync``.
+`mask` names the lanes that take part, bit i for lane i; each of them must come, and must pass the
+same mask. Source: PTX ISA, ``shfl.sync``, ``vote.sync``, ``match.sync``, ``redux.sync``,
+``elect.sync``, ``bar.warp.sync``.
 """
 
 from __future__ import annotations
@@ -14,7 +15,7 @@ from .rounding import MASK, signed
 
 
 def _each(function):
-    """A resolve function that gives every lane the same result, from the payloads in the order of lanes."""
+    """A resolve function that gives every lane the same function of the payloads."""
 
     def resolve(payloads):
         result = function(payloads)
@@ -28,15 +29,16 @@ def _each(function):
 
 @instruction("u32()", asm="mov.u32 $0, %laneid;")
 def lane_id():
-    """This thread's lane, 0..31."""
+    """The thread's lane, 0..31."""
     return thread().lane
 
 
 @instruction("u32()", asm="activemask.b32 $0;", memory=True)
 def activemask():
-    """The lanes that happen to execute this together: on the simulated machine, where lanes run in turn, this one.
+    """The lanes that happen to execute this together.
 
-    It says nothing about which lanes will come later, and no kernel may depend on it.
+    On the simulated machine, where lanes run in turn, it is this one. Which lanes will come later
+    it does not say; no kernel may depend on it.
     """
     return 1 << thread().lane
 
@@ -214,7 +216,8 @@ def elect(mask):
 
 
 elect.lowering(
-    asm="{ .reg .pred p; .reg .b32 lowest, lane; bar.warp.sync $1; neg.s32 lowest, $1; and.b32 lowest, lowest, $1;"
+    asm="{ .reg .pred p; .reg .b32 lowest, lane; bar.warp.sync $1;"
+    " neg.s32 lowest, $1; and.b32 lowest, lowest, $1;"
     " mov.u32 lane, %lanemask_eq; setp.eq.u32 p, lowest, lane; selp.b32 $0, 1, 0, p; }",
     memory=True,
 )

@@ -11,6 +11,14 @@ FAMILIES = ("arith", "bits", "memory", "warp", "control", "convert", "packed")
 
 # Values for compile-time parameters, by instruction or by parameter.
 IMMEDIATES = {("lop3", "table"): (0xE8,)}
+OPERANDS = {
+    "bool": "(i32[{}] > 5)",
+    "f32": "x[{}]",
+    "i32": "i32[{}]",
+    "i64": "i64[{}]",
+    "ptr": "w",
+    "u32": "w[{}]",
+}
 HINTS = {True: memory.LOAD_HINTS, False: memory.STORE_HINTS}
 
 

@@ -1,4 +1,5 @@
-"""Instructions on the host, compiled by Numba: models and software forms at a speed that allows sweeps.
+"""Instructions on the host, compiled by Numba: models and software forms at a speed that allows
+sweeps.
 
 What is compiled are the package's functions, from the same code objects. Only what reads and makes
 bit patterns, and what rounds, has a form of its own here.
@@ -43,11 +44,12 @@ def _uint_as_float(a):
 
 
 def _add_rn(a, b):
-    return a + b
+    return np.uint32(0x7FFFFFFF).view(np.float32) if math.isnan(a + b) else a + b
 
 
 def _mul_rn(a, b):
-    return a * b
+    # The host's multiplication keeps a NaN's sign.
+    return np.uint32(0x7FFFFFFF).view(np.float32) if math.isnan(a * b) else a * b
 
 
 def _fma_rn(a, b, c):
