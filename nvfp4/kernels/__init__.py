@@ -1,0 +1,89 @@
+"""Kernel bodies, a file a kernel; and the register of them all.
+
+``KERNELS`` has every kernel by its name. It is made when it is first asked for, by importing the
+modules of this package, and by looking for the :class:`~nvfp4.program.Kernel` objects in them: a new
+file needs no entry anywhere. Importing one module of the package, as ``nvfp4.plans`` does, imports
+no other.
+
+A module says in ``VARIANTS`` which of its kernels' constants the compile gates build: the name of a
+kernel -> a sequence of constants, each a mapping as ``Kernel.program`` takes it. The first is what
+``nvfp4 compile KERNEL`` shows. Those that only ``make test-slow`` builds stand in ``SLOW_VARIANTS``,
+of the same form. A kernel without constants needs no entry.
+"""
+
+from __future__ import annotations
+
+import functools
+import importlib
+import pkgutil
+from collections.abc import Mapping
+from types import MappingProxyType
+from typing import Any
+
+from ..program import Kernel, Program
+
+__all__ = ["KERNELS", "kernel", "variants"]
+
+KERNELS: Mapping[str, Kernel]
+
+
+def __getattr__(name: str) -> Any:
+    if name == "KERNELS":
+        return _register()[0]
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+
+
+@functools.cache
+def _register() -> tuple[Mapping[str, Kernel], Mapping[str, Any]]:
+    """Every kernel by name, and its module."""
+    kernels: dict[str, Kernel] = {}
+    modules: dict[str, Any] = {}
+    for found in sorted(pkgutil.iter_modules(__path__), key=lambda info: info.name):
+        module = importlib.import_module(f"{__name__}.{found.name}")
+        for value in vars(module).values():
+            if not isinstance(value, Kernel) or value.body.__module__ != module.__name__:
+                continue
+            if kernels.setdefault(value.name, value) is not value:
+                raise ValueError(f"two kernels have the name {value.name!r}")
+            modules[value.name] = module
+    return MappingProxyType(dict(sorted(kernels.items()))), modules
+
+
+def kernel(name: str) -> Kernel:
+    """The kernel of that name.
+
+    Raises
+    ------
+    ValueError
+        There is none; the message has those that there are.
+    """
+    kernels = _register()[0]
+    if name not in kernels:
+        raise ValueError(f"kernel must be one of {', '.join(kernels)}; got {name!r}")
+    return kernels[name]
+
+
+def variants(of: Kernel | str, *, slow: bool = False) -> tuple[Program, ...]:
+    """The programs of a kernel that the compile gates build, without repetition.
+
+    Parameters
+    ----------
+    of
+        A kernel of ``KERNELS``, or its name.
+    slow
+        Also those that only the slow gates build.
+
+    Raises
+    ------
+    ValueError
+        No such kernel; or it has constants, and its module says nothing of variants.
+    """
+    found = kernel(of) if isinstance(of, str) else of
+    module = _register()[1][found.name]
+    listed = tuple(getattr(module, "VARIANTS", {}).get(found.name, ()))
+    if not listed and found.constants:
+        raise ValueError(f"{module.__name__}.VARIANTS has no entry for the kernel {found.name!r}")
+    if slow:
+        listed += tuple(getattr(module, "SLOW_VARIANTS", {}).get(found.name, ()))
+    programs = [found.program(**constants) for constants in listed or ({},)]
+    return tuple(dict.fromkeys(programs))
