@@ -188,25 +188,25 @@ def _entry(name: str, value: Any) -> Entry:
     shown = printable(name)
     if not isinstance(value, dict) or set(value) != {"dtype", "shape", "data_offsets"}:
         raise CheckpointError(
-            f"tensor {shown!r} must have dtype, shape and data_offsets, and nothing else"
+            f"tensor '{shown}' must have dtype, shape and data_offsets, and nothing else"
         )
     dtype, shape, offsets = value["dtype"], value["shape"], value["data_offsets"]
     if not isinstance(dtype, str):
-        raise CheckpointError(f"tensor {shown!r}: dtype must be a string; got {dtype!r}")
+        raise CheckpointError(f"tensor '{shown}': dtype must be a string; got {dtype!r}")
     if not isinstance(shape, list) or not all(map(_is_size, shape)):
         raise CheckpointError(
-            f"tensor {shown!r}: shape must be a list of whole numbers from 0 to 2^63 - 1"
+            f"tensor '{shown}': shape must be a list of whole numbers from 0 to 2^63 - 1"
         )
     if not isinstance(offsets, list) or len(offsets) != 2 or not all(map(_is_size, offsets)):
-        raise CheckpointError(f"tensor {shown!r}: data_offsets must be two whole numbers")
+        raise CheckpointError(f"tensor '{shown}': data_offsets must be two whole numbers")
     start, stop = offsets
     try:
         size = byte_count(dtype, tuple(shape))
     except CheckpointError as error:
-        raise CheckpointError(f"tensor {shown!r}: {error}") from error
+        raise CheckpointError(f"tensor '{shown}': {error}") from error
     if stop - start != size:
         raise CheckpointError(
-            f"tensor {shown!r}: {dtype} {shape} takes {size} bytes, "
+            f"tensor '{shown}': {dtype} {shape} takes {size} bytes, "
             f"its data_offsets {offsets} give it {stop - start}"
         )
     return Entry(dtype, tuple(shape), start, stop)

@@ -47,6 +47,8 @@ def write_folder(
     config: Mapping[str, object] | None = None,
 ) -> Path:
     """A checkpoint as the libraries write it: shards with an index, a config, a tokeniser."""
+    # The library takes the memory as it is, whatever the strides.
+    arrays = {name: np.array(array, order="C") for name, array in arrays.items()}
     folder.mkdir(parents=True)
     (folder / "config.json").write_text(json.dumps(config or {"model_type": "toy"}))
     (folder / "tokenizer.json").write_text('{"tokens": []}')
@@ -54,7 +56,7 @@ def write_folder(
     (folder / "sub" / "note.txt").write_text("kept")
     (folder / "pytorch_model.bin").write_bytes(b"not for the result")
     if shards == 1:
-        save_file(dict(arrays), folder / "model.safetensors", metadata={"format": "pt"})
+        save_file(arrays, folder / "model.safetensors", metadata={"format": "pt"})
         return folder
     names = list(arrays)
     table: dict[str, str] = {}

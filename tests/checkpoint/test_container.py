@@ -149,7 +149,7 @@ def test_a_missing_file_is_the_systems_error(tmp_path: Path) -> None:
         TensorFile(tmp_path / "none.safetensors")
 
 
-# --- against the library ---------------------------------------------------------------------------
+# --- against the library -------------------------------------------------------------------
 
 names = st.text(st.characters(exclude_categories=["Cs"]), max_size=4) | st.just("__metadata__")
 sizes = st.integers(-1, 5) | st.sampled_from([1 << 31, 1 << 62, 1 << 63, 1 << 64])
