@@ -93,7 +93,7 @@ bench:
 	$(RUN) -m nvfp4.bench
 
 bench-cpu: $(VENV)/test.stamp
-	$(VPY) -m nvfp4.bench --cpu
+	$(VPY) -m nvfp4.bench.golden_cpu
 
 lint: $(VENV)/dev.stamp
 	$(VENV)/bin/ruff check .
