@@ -1,11 +1,11 @@
 """Kernel bodies, a file a kernel; and the register of them all.
 
 ``KERNELS`` has every kernel by its name. It is made when it is first asked for, by importing the
-modules of this package, and by looking for the :class:`~nvfp4.program.Kernel` objects in them: a new
+modules of this package and looking for the :class:`~nvfp4.program.Kernel` objects in them: a new
 file needs no entry anywhere. Importing one module of the package, as ``nvfp4.plans`` does, imports
 no other.
 
-A module says in ``VARIANTS`` which of its kernels' constants the compile gates build: the name of a
+A module says in ``VARIANTS`` which constants of its kernels the compile gates build: the name of a
 kernel -> a sequence of constants, each a mapping as ``Kernel.program`` takes it. The first is what
 ``nvfp4 compile KERNEL`` shows. Those that only ``make test-slow`` builds stand in ``SLOW_VARIANTS``,
 of the same form. A kernel without constants needs no entry.
@@ -41,11 +41,13 @@ def _register() -> tuple[Mapping[str, Kernel], Mapping[str, Any]]:
     for found in sorted(pkgutil.iter_modules(__path__), key=lambda info: info.name):
         module = importlib.import_module(f"{__name__}.{found.name}")
         for value in vars(module).values():
-            if not isinstance(value, Kernel) or value.body.__module__ != module.__name__:
+            if not isinstance(value, Kernel):
                 continue
             if kernels.setdefault(value.name, value) is not value:
                 raise ValueError(f"two kernels have the name {value.name!r}")
-            modules[value.name] = module
+            # A module may import another's kernel: the one that knows its variants is its own.
+            if value.name not in modules or value.name in getattr(module, "VARIANTS", {}):
+                modules[value.name] = module
     return MappingProxyType(dict(sorted(kernels.items()))), modules
 
 
