@@ -44,7 +44,7 @@ def run_on_cluster(
     if workers is not None and workers < 1:
         raise ValueError(f"workers must be at least 1; got {workers}")
     try:
-        import distributed  # type: ignore[import-not-found,unused-ignore]  # noqa: F401
+        import distributed  # noqa: F401
     except ImportError as error:
         raise ToolchainError(
             "several workers need dask.distributed: install nvfp4[cluster]"

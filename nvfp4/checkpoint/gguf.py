@@ -45,7 +45,7 @@ class GgufCheckpoint(Checkpoint):
 
     def __init__(self, path: Path) -> None:
         try:
-            from gguf import GGUFReader  # type: ignore[import-not-found,unused-ignore]
+            from gguf import GGUFReader
         except ImportError as error:
             raise ToolchainError(
                 "reading .gguf needs the package gguf: install nvfp4[checkpoint]"
