@@ -1,0 +1,92 @@
+"""A card that is not there: GPU arrays in host memory, launches that are recorded, or simulated."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+
+from nvfp4 import _readers, arrays, launch, plans
+from nvfp4._array import Array
+
+from . import stubs
+
+
+@pytest.fixture
+def cupy(monkeypatch: pytest.MonkeyPatch) -> stubs.Cupy:
+    """The stub of CuPy, imported."""
+    module = stubs.Cupy()
+    monkeypatch.setitem(sys.modules, "cupy", module)
+    return module
+
+
+@pytest.fixture
+def torch(monkeypatch: pytest.MonkeyPatch) -> stubs.Torch:
+    """The stub of PyTorch, imported, even where there is a real one."""
+    module = stubs.Torch()
+    monkeypatch.setitem(sys.modules, "torch", module)
+    monkeypatch.setattr(_readers, "_TORCH_DTYPES", {})
+    return module
+
+
+class Card:
+    """What was launched: plans with their facts, and the buffers that they got."""
+
+    def __init__(self) -> None:
+        self.arch = "sm_90a"
+        self.planned: list[tuple[str, dict[str, Any]]] = []
+        self.launched: list[tuple[dict[str, Any], dict[str, Any]]] = []
+        self.simulate = False
+
+    @property
+    def buffers(self) -> dict[str, Any]:
+        """Those of the last launch."""
+        return self.launched[-1][0]
+
+    @property
+    def facts(self) -> dict[str, Any]:
+        """Those of the last plan."""
+        return self.planned[-1][1]
+
+
+@pytest.fixture
+def card(monkeypatch: pytest.MonkeyPatch, cupy: stubs.Cupy) -> Iterator[Card]:
+    """A card of architecture sm_90a that records what it is given."""
+    from nvfp4.api import _place, dense
+
+    card = Card()
+    run = launch.run
+
+    class Plans:
+        def __getattr__(self, name: str) -> Any:
+            def plan(arch: str, **facts: Any) -> Any:
+                card.planned.append((name, {"arch": arch, **facts}))
+                return getattr(plans, name)(arch, **facts) if card.simulate else (name,)
+
+            return plan
+
+    def run_or_record(launches: Any, buffers: Any, **where: Any) -> None:
+        card.launched.append((dict(buffers), where))
+        if card.simulate:
+            from nvfp4 import sim
+
+            run(launches, _on_host(buffers), machine=sim.Machine(card.arch))
+
+    monkeypatch.setattr(launch, "architecture", lambda device: card.arch)
+    monkeypatch.setattr(launch, "run", run_or_record)
+    monkeypatch.setattr(_place, "_planner", Plans)
+    dense._dense_call.cache_clear()
+    yield card
+    dense._dense_call.cache_clear()
+
+
+def _on_host(buffers: dict[str, Any]) -> dict[str, Any]:
+    """The same memory, said to be the host's: the stubs' GPU memory is."""
+    return {
+        name: Array(value.owner, value.spec._replace(device=None, library="stub"), value.pointer)
+        if isinstance(value, arrays.Array)
+        else value
+        for name, value in buffers.items()
+    }
