@@ -10,20 +10,31 @@ from __future__ import annotations
 import functools
 from typing import Any
 
+from .epilogue import EpilogueCode
 from .errors import UnsupportedError
 from .formats import FORMATS, BlockFormat
 from .kernels.dequantize import DEQUANTIZE, GROUPED_DEQUANTIZE
 from .kernels.grouped_quantize import GROUPED_QUANTIZE
 from .kernels.interleave import DEINTERLEAVE, INTERLEAVE
+from .kernels.matmul_naive import (
+    EPILOGUE_ARRAYS,
+    EPILOGUE_TYPES,
+    epilogue_function,
+    grouped_matmul_kernel,
+    matmul_kernel,
+)
 from .kernels.quantize import AMAX, AMAX_CLEAR, AMAX_FINISH, QUANTIZE
 from .launch import Launch
 from .layouts import TILE_BLOCKS, TILE_ROWS, allocated_tiles
+from .program import Program
 
 __all__ = [
     "deinterleave_scales",
     "dequantize",
+    "grouped_matmul",
     "grouped_quantize",
     "interleave_scales",
+    "matmul",
     "quantize",
 ]
 
@@ -130,7 +141,11 @@ def quantize(
     if encode != "amax":
         return (main,)
     x, y = _block(columns // _PIECE, rows)
-    grid = (min(1024, max(1, _ceil(rows, y))), min(64, max(1, _ceil(columns, _PIECE * x * 4))), min(64, max(1, batches)))
+    grid = (
+        min(1024, max(1, _ceil(rows, y))),
+        min(64, max(1, _ceil(columns, _PIECE * x * 4))),
+        min(64, max(1, batches)),
+    )
     search = Launch(
         AMAX.program(INPUT=dtype, ALIGNED=aligned), grid, (x, y), 0, ("x", "decode_scale", *shape)
     )
@@ -311,6 +326,317 @@ def deinterleave_scales(arch: str, *, rows: int, blocks: int, batches: int) -> L
 def _grid(rows: int, y: int, columns: int, x: int, batches: int) -> tuple[int, int, int]:
     """A grid for blocks of x by y threads; what is beyond a grid's limits the kernels reach in strides."""
     return min(_MAX_X, _ceil(rows, y)), min(_MAX_YZ, _ceil(columns, x)), min(_MAX_YZ, batches)
+
+
+@functools.lru_cache(maxsize=1024)
+def matmul(
+    arch: str,
+    *,
+    rows: int,
+    columns: int,
+    depth: int,
+    a_format: str | None,
+    a_dtype: str | None,
+    a_layout: str | None,
+    decode_a: str,
+    b_format: str,
+    b_layout: str,
+    decode_b: str,
+    alpha: str,
+    out_dtype: str,
+    out_layout: str | None = None,
+    epilogue: EpilogueCode | None = None,
+    a_row_stride: int | None = None,
+    aligned: bool = False,
+    **_: None,
+) -> Launches:
+    """The product of A [rows, depth] with B [columns, depth] transposed.
+
+    Parameters
+    ----------
+    arch : str
+    rows, columns, depth : int
+    a_format, b_format : str or None
+        Canonical names; None for a plain A.
+    a_dtype : {"bfloat16", "float16"} or None
+        Of a plain A, whose rows begin `a_row_stride` elements apart.
+    a_layout, b_layout : {"linear", "tcgen"} or None
+        Of the scales.
+    decode_a, decode_b : {"none", "scalar", "row"}
+        What the decode scales have one of.
+    alpha : {"value", "array"}
+        A number, or an array of one.
+    out_dtype : str
+        "bfloat16", "float16", "float32", or a format's canonical name.
+    out_layout : {"linear", "tcgen"} or None
+        Of the scales of a quantised result.
+    epilogue : EpilogueCode or None
+    a_row_stride : int or None
+    aligned : bool
+        Whether the arrays of elements and codes, and A's rows, are multiples of 16 bytes.
+
+    Returns
+    -------
+    tuple of Launch
+        Buffers ``a`` or ``a_codes, a_scales, a_decode``; ``b_codes, b_scales, b_decode``; ``alpha``; ``epilogue_0``...;
+        ``out`` or ``out_codes, out_scales, out_decode``.
+
+    Raises
+    ------
+    UnsupportedError
+        An epilogue with more arrays than kernels take, or of a dtype that they do not read.
+    """
+    constants = _product_constants(
+        a_format,
+        a_dtype,
+        a_layout,
+        decode_a,
+        b_format,
+        b_layout,
+        decode_b,
+        alpha,
+        out_dtype,
+        out_layout,
+        epilogue,
+    )
+    program = _with_epilogue(
+        matmul_kernel(_epilogue_dtypes(epilogue)).program(**constants, ALIGNED=aligned), epilogue
+    )
+    high, wide = _result_extent(rows, columns, out_dtype, out_layout, epilogue)
+    x, y = _block(wide, high, 32 if out_dtype in FORMATS else 1)
+    args = (
+        *_operand_names(a_format),
+        *_alpha_arguments(alpha),
+        *_result_names(out_dtype),
+        *_epilogue_names(epilogue),
+        *(rows, columns, depth, _row_units(a_format, depth, a_row_stride)),
+    )
+    grid = (min(_MAX_X, max(high and 1, _ceil(high, y))), min(_MAX_YZ, _ceil(wide, x)))
+    if out_dtype in FORMATS:
+        grid = (
+            max(1, grid[0]),
+            max(1, grid[1]),
+        )  # the decode scale must be written, whatever the shape
+    return (Launch(program, grid, (x, y), 0, args),)
+
+
+@functools.lru_cache(maxsize=1024)
+def grouped_matmul(
+    arch: str,
+    *,
+    input_rows: int,
+    rows: int,
+    columns: int,
+    depth: int,
+    experts: int,
+    groups: int,
+    has_expert_ids: bool,
+    has_row_indices: bool,
+    has_tile_starts: bool,
+    offsets_dtype: str,
+    ids_dtype: str | None,
+    indices_dtype: str | None,
+    starts_dtype: str | None,
+    a_format: str | None,
+    a_dtype: str | None,
+    a_layout: str | None,
+    decode_a: str,
+    b_format: str,
+    b_layout: str,
+    decode_b: str,
+    alpha: str,
+    out_dtype: str,
+    out_layout: str | None = None,
+    out_tiles: int | None = None,
+    out_starts_dtype: str | None = None,
+    a_tiles: int | None = None,
+    epilogue: EpilogueCode | None = None,
+    a_row_stride: int | None = None,
+    aligned: bool = False,
+    **_: None,
+) -> Launches:
+    """The product of each range of rows of A with the matrix of its expert.
+
+    Parameters
+    ----------
+    arch, columns, depth, a_format, a_dtype, b_format, b_layout, out_dtype, out_layout, epilogue, a_row_stride, aligned
+        As in :func:`matmul`; B is [experts, columns, depth].
+    input_rows, rows : int
+        Of A, and of the result.
+    experts, groups : int
+    has_expert_ids, has_row_indices, has_tile_starts : bool
+    offsets_dtype, ids_dtype, indices_dtype, starts_dtype, out_starts_dtype : {"int32", "int64", "uint32"} or None
+    a_layout : {"linear", "tcgen_grouped"} or None
+    decode_a : {"none", "scalar", "row", "group"}
+    decode_b : {"scalar", "batch", "batch_row"}
+    alpha : {"value", "array", "expert"}
+    out_tiles, a_tiles : int or None
+        Row tiles of tcgen scales of the result, and of A; None for A: as many as are allocated by default.
+
+    Returns
+    -------
+    tuple of Launch
+        Buffers as in :func:`matmul`, and ``row_offsets, expert_ids, row_indices, tile_starts, out_tile_starts``.
+
+    Raises
+    ------
+    UnsupportedError
+        2^32 rows or more, or an epilogue as in :func:`matmul`.
+    """
+    _check_rows(rows)
+    quantized = out_dtype in FORMATS
+    constants = _product_constants(
+        a_format,
+        a_dtype,
+        a_layout,
+        decode_a,
+        b_format,
+        b_layout,
+        decode_b,
+        alpha,
+        out_dtype,
+        out_layout,
+        epilogue,
+    )
+    constants |= _index_constants(offsets_dtype, ids_dtype, indices_dtype, out_starts_dtype)
+    constants["A_STARTS"] = starts_dtype or "none"
+    kernel = grouped_matmul_kernel(_epilogue_dtypes(epilogue))
+    program = _with_epilogue(kernel.program(**constants, ALIGNED=aligned), epilogue)
+    _, wide = _result_extent(rows, columns, out_dtype, out_layout, epilogue)
+    x, y = _block(wide, TILE_ROWS, 32 if quantized else 1)
+    tiles = allocated_tiles(rows, groups)
+    args = (
+        *_operand_names(a_format),
+        *("row_offsets", "expert_ids", "row_indices", "tile_starts"),
+        *_alpha_arguments(alpha),
+        *_result_names(out_dtype),
+        "out_tile_starts" if quantized else "tile_starts",
+        *_epilogue_names(epilogue),
+        *(
+            input_rows,
+            rows,
+            columns,
+            depth,
+            _row_units(a_format, depth, a_row_stride),
+            groups,
+            experts,
+        ),
+        *(tiles if a_tiles is None else a_tiles, out_tiles or 0),
+    )
+    grid = (max(tiles, out_tiles or 0), min(_MAX_YZ, _ceil(wide, x)))
+    if quantized:
+        grid = (max(grid[0], min(groups, 1)), max(1, grid[1]))
+    return (Launch(program, grid, (x, y), 0, args),)
+
+
+def _product_constants(
+    a_format: str | None,
+    a_dtype: str | None,
+    a_layout: str | None,
+    decode_a: str,
+    b_format: str,
+    b_layout: str,
+    decode_b: str,
+    alpha: str,
+    out_dtype: str,
+    out_layout: str | None,
+    epilogue: EpilogueCode | None,
+) -> dict[str, Any]:
+    a, b, out = FORMATS.get(a_format or ""), FORMATS[b_format], FORMATS.get(out_dtype)
+    pair = epilogue is not None and epilogue.pair
+    return {
+        "A_ELEMENT": "none" if a is None else a.element,
+        "A_SCALE": "e8m0" if a is None else a.scale,
+        "A_LAYOUT": "tcgen" if a_layout in ("tcgen", "tcgen_grouped") else "linear",
+        "B_ELEMENT": b.element,
+        "B_SCALE": b.scale,
+        "B_LAYOUT": b_layout,
+        "INPUT": a_dtype or "bfloat16",
+        "ALPHA": alpha,
+        "DECODE_A": decode_a,
+        "DECODE_B": decode_b,
+        "PAIR": ("halves" if epilogue.halves else "interleaved")
+        if epilogue is not None and pair
+        else "none",
+        "OUTPUT": out_dtype if out is None else "codes",
+        "ELEMENT": "e2m1" if out is None else out.element,
+        "SCALE": "e8m0" if out is None else out.scale,
+        "LAYOUT": out_layout or "linear",
+        "ROUNDING": "rceil",
+        "UNIT": True,
+    }
+
+
+def _result_extent(
+    rows: int, columns: int, out_dtype: str, out_layout: str | None, epilogue: EpilogueCode | None
+) -> tuple[int, int]:
+    """Rows and columns that threads visit: with the padding of a quantised result's scales."""
+    if epilogue is not None and epilogue.pair:
+        columns //= 2
+    if out_layout != "tcgen":
+        return rows, columns
+    across = FORMATS[out_dtype].block * TILE_BLOCKS
+    return _ceil(rows, TILE_ROWS) * TILE_ROWS, _ceil(columns, across) * across
+
+
+def _operand_names(a_format: str | None) -> tuple[str, ...]:
+    return (
+        "a" if a_format is None else "a_codes",
+        "a_scales",
+        "a_decode",
+        "b_codes",
+        "b_scales",
+        "b_decode",
+    )
+
+
+def _row_units(a_format: str | None, depth: int, stride: int | None) -> int:
+    """From row to row of A: in elements of a plain array, in bytes of codes."""
+    if a_format is None:
+        return depth if stride is None else stride
+    return depth // FORMATS[a_format].codes_per_byte
+
+
+def _alpha_arguments(alpha: str) -> tuple[str | float, ...]:
+    # What is not used must still be a pointer, or a number.
+    return ("b_decode", "alpha") if alpha == "value" else ("alpha", 1.0)
+
+
+def _result_names(out_dtype: str) -> tuple[str, ...]:
+    return (
+        ("out_codes", "out_scales", "out_decode")
+        if out_dtype in FORMATS
+        else ("out", "out", "b_decode")
+    )
+
+
+def _epilogue_dtypes(epilogue: EpilogueCode | None) -> tuple[str, ...]:
+    if epilogue is None:
+        return ()
+    if len(epilogue.dtypes) > EPILOGUE_ARRAYS:
+        raise UnsupportedError(
+            f"epilogue must have at most {EPILOGUE_ARRAYS} arrays; got {len(epilogue.dtypes)}: put some of them together"
+        )
+    for dtype in epilogue.dtypes:
+        if dtype not in EPILOGUE_TYPES:
+            raise UnsupportedError(
+                f"epilogue arrays must be of {', '.join(EPILOGUE_TYPES)} in a kernel; got {dtype}: pass it as float32"
+            )
+    return epilogue.dtypes
+
+
+def _epilogue_names(epilogue: EpilogueCode | None) -> tuple[str, ...]:
+    used = () if epilogue is None else epilogue.dtypes
+    names = [f"epilogue_{i}" for i in range(len(used))]
+    return (*names, *["b_codes"] * (EPILOGUE_ARRAYS - len(names)))
+
+
+def _with_epilogue(program: Program, epilogue: EpilogueCode | None) -> Program:
+    if epilogue is None:
+        return program
+    function = epilogue_function(epilogue.fn, len(epilogue.dtypes), epilogue.pair)
+    name = "pair_epilogue" if epilogue.pair else "epilogue"
+    return Program(program.kernel, program.constants, ((name, function),))
 
 
 def _check_rows(rows: int) -> None:

@@ -33,7 +33,9 @@ def dequantize_piece(codes, codes_at, scales, scale_at, decode, out, out_at):
     half = code_bytes(8)
     v = times8(times8(decode8(load_codes8(codes, codes_at, ELEMENT), ELEMENT), factor), decode)
     store8(out, out_at, v)
-    w = times8(times8(decode8(load_codes8(codes, codes_at + half, ELEMENT), ELEMENT), factor), decode)
+    w = times8(
+        times8(decode8(load_codes8(codes, codes_at + half, ELEMENT), ELEMENT), factor), decode
+    )
     store8(out, out_at + 8, w)
 
 
@@ -107,7 +109,9 @@ def grouped_dequantize(
                 else:
                     scale_at = tcgen_place((scale_tile << 7) + local, block, tiles_across(columns))
                 codes_at = row * width + code_bytes(piece * 16)
-                dequantize_piece(codes, codes_at, scales, scale_at, decode, out, row * columns + piece * 16)
+                dequantize_piece(
+                    codes, codes_at, scales, scale_at, decode, out, row * columns + piece * 16
+                )
                 piece += cuda.gridDim.y * cuda.blockDim.x
         elif mine:
             piece = cuda.blockIdx.y * cuda.blockDim.x + cuda.threadIdx.x

@@ -135,10 +135,22 @@ def store8(out, at, v):
     """Elements `at` to `at` + 7."""
     if ALIGNED and OUTPUT == "float32":
         st_global_v4_u32(
-            out, at * 4, float_as_uint(v[0]), float_as_uint(v[1]), float_as_uint(v[2]), float_as_uint(v[3]), ""
+            out,
+            at * 4,
+            float_as_uint(v[0]),
+            float_as_uint(v[1]),
+            float_as_uint(v[2]),
+            float_as_uint(v[3]),
+            "",
         )
         st_global_v4_u32(
-            out, at * 4 + 16, float_as_uint(v[4]), float_as_uint(v[5]), float_as_uint(v[6]), float_as_uint(v[7]), ""
+            out,
+            at * 4 + 16,
+            float_as_uint(v[4]),
+            float_as_uint(v[5]),
+            float_as_uint(v[6]),
+            float_as_uint(v[7]),
+            "",
         )
     elif ALIGNED and OUTPUT == "bfloat16":
         st_global_v4_u32(
@@ -176,8 +188,12 @@ def store8(out, at, v):
 
 def amax8(v):
     """Largest magnitude of eight values, NaN if one of them is NaN."""
-    a = max_nan_f32(max_nan_f32(abs_f32(v[0]), abs_f32(v[1])), max_nan_f32(abs_f32(v[2]), abs_f32(v[3])))
-    b = max_nan_f32(max_nan_f32(abs_f32(v[4]), abs_f32(v[5])), max_nan_f32(abs_f32(v[6]), abs_f32(v[7])))
+    a = max_nan_f32(
+        max_nan_f32(abs_f32(v[0]), abs_f32(v[1])), max_nan_f32(abs_f32(v[2]), abs_f32(v[3]))
+    )
+    b = max_nan_f32(
+        max_nan_f32(abs_f32(v[4]), abs_f32(v[5])), max_nan_f32(abs_f32(v[6]), abs_f32(v[7]))
+    )
     return max_nan_f32(a, b)
 
 

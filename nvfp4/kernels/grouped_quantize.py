@@ -101,7 +101,9 @@ def grouped_quantize(
     )
     if ENCODE != "row" and ENCODE != "row_amax":
         if cuda.blockIdx.y == 0:
-            store_range_scales(decode_scale, encode_scale, encode_number, expert_ids, groups, experts)
+            store_range_scales(
+                decode_scale, encode_scale, encode_number, expert_ids, groups, experts
+            )
     expert = -1
     scale_tile = tile
     if owner >= 0:
@@ -147,7 +149,15 @@ def grouped_quantize(
             byte = NO_SCALE
             if busy:
                 byte = quantize_piece(
-                    x, row_at + piece * 16, live and real, codes, codes_at, mine and real, c, r, mask
+                    x,
+                    row_at + piece * 16,
+                    live and real,
+                    codes,
+                    codes_at,
+                    mine and real,
+                    c,
+                    r,
+                    mask,
                 )
             if owns_scale(piece):
                 block = block_of_piece(piece)

@@ -164,7 +164,9 @@ def quantize(
     first = cuda.blockIdx.x == 0 and cuda.blockIdx.y == 0 and thread_index() == 0
     if ENCODE == "none" or ENCODE == "scalar" or ENCODE == "array":
         if first and cuda.blockIdx.z == 0:
-            decode_scale[0] = rcp_rn(encode_scale_for(encode_scale, encode_number, decode_scale, 0, 0))
+            decode_scale[0] = rcp_rn(
+                encode_scale_for(encode_scale, encode_number, decode_scale, 0, 0)
+            )
     batch = cuda.blockIdx.z + 0
     while batch < batches:
         if ENCODE == "batch":
@@ -195,7 +197,9 @@ def quantize(
                 codes_at = flat_row * width + code_bytes(piece * 16)
                 byte = NO_SCALE
                 if busy:
-                    byte = quantize_piece(x, row_at + piece * 16, live, codes, codes_at, live, c, r, mask)
+                    byte = quantize_piece(
+                        x, row_at + piece * 16, live, codes, codes_at, live, c, r, mask
+                    )
                 if row < all_rows and piece < all_pieces and owns_scale(piece):
                     place = scale_place(row, block_of_piece(piece), columns)
                     st_global_u8(scales, batch * matrix_scales + place, byte, "")
@@ -253,7 +257,10 @@ QUANTIZE = Kernel(
     "quantize",
     quantize,
     ("u8*", "u8*", "u8*", "f32*", "f32", "f32*", "i64", "i64", "i64", "i64", "i64"),
-    {**ELEMENT_CONSTANTS, "ENCODE": ("none", "scalar", "array", "batch", "row", "amax", "row_amax")},
+    {
+        **ELEMENT_CONSTANTS,
+        "ENCODE": ("none", "scalar", "array", "batch", "row", "amax", "row_amax"),
+    },
 )
 AMAX_CLEAR = Kernel("amax_clear", amax_clear, ("f32*",))
 AMAX = Kernel(
