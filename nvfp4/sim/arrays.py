@@ -71,8 +71,7 @@ class CheckedArray(np.lib.mixins.NDArrayOperatorsMixin):
     def _wrap(self, array: np.ndarray) -> CheckedArray:
         return CheckedArray(array, self._region, self._shift, self._name)
 
-    # Elements
-    # --------------------------------------------------------------------------------------
+    # Elements ------------------------------------------------------------------------------------
 
     def _address(self, index: Any) -> int:
         """Return the address of one element; `index` has been used, so it is in range."""
@@ -123,8 +122,7 @@ class CheckedArray(np.lib.mixins.NDArrayOperatorsMixin):
         self._array[index] = function(old)
         return old
 
-    # Whole arrays
-    # ----------------------------------------------------------------------------------
+    # Whole arrays --------------------------------------------------------------------------------
 
     def _note_all(self, array: np.ndarray, note: Callable[[int, int], Any]) -> None:
         for address, nbytes in _spans(array):

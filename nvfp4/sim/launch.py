@@ -109,8 +109,7 @@ class Launch:
                 for x in range(width):
                     yield x, y, z
 
-    # The scheduler
-    # ---------------------------------------------------------------------------------
+    # The scheduler -------------------------------------------------------------------------------
 
     def run(self) -> None:
         """Run all blocks to their end."""
@@ -285,8 +284,7 @@ class Launch:
             self.trace.span(f"{self.name} engines", engine, operation.name, operation.issued)
         self._poll()
 
-    # Ends that are errors
-    # --------------------------------------------------------------------------
+    # Ends that are errors ------------------------------------------------------------------------
 
     def _blame(self, error: Finding, thread: Thread) -> None:
         locate(error, thread, thread.frame)

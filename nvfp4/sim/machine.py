@@ -169,8 +169,7 @@ class Machine:
         finally:
             self.launch = None
 
-    # For models
-    # ------------------------------------------------------------------------------------
+    # For models ----------------------------------------------------------------------------------
 
     def issue(
         self, name: str, complete: Callable[[], Any], *, engine: Any = None

@@ -23,8 +23,13 @@ class GlobalRegion:
         self._granule = granule
         self._low = low - low % granule
         cells = -(-(high - self._low) // granule)
-        unit = "byte" if granule == 1 else f"{granule}-byte word"
-        self._shadow = Shadow(cells, f"{unit} {{cell}} of {name}", by_block=True)
+        unit = "byte" if granule == 1 else f"{granule}-byte element"
+        self._shadow = Shadow(
+            cells,
+            lambda cell: f"{unit} {cell} of {name}",
+            lambda cell: self._low + cell * granule,
+            by_block=True,
+        )
 
     def _cells(self, address: int, nbytes: int) -> tuple[int, int]:
         start = address - self._low

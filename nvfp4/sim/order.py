@@ -14,7 +14,7 @@ not: shuffles and votes.
 from __future__ import annotations
 
 import sys
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from typing import TYPE_CHECKING, Any
 
 from .errors import DataRace
@@ -128,24 +128,25 @@ class Shadow:
     suffice: a writer differs from at least one, and is rarely ordered behind some only.)
     """
 
-    __slots__ = ("_by_block", "_clocks", "_readers", "_what", "_writers", "size")
+    __slots__ = ("_address", "_by_block", "_clocks", "_name", "_readers", "_writers")
 
-    def __init__(self, cells: int, what: str, *, by_block: bool) -> None:
-        self.size = cells
+    def __init__(
+        self,
+        cells: int,
+        name: Callable[[int], str],
+        address: Callable[[int], int],
+        *,
+        by_block: bool,
+    ) -> None:
+        """`name` and `address` say what a cell is and where, for messages."""
+        self._name = name
+        self._address = address
         self._writers: list[Record | None] = [None] * cells
         self._readers: list[Any] = [None] * cells
         self._clocks: dict[int, Clock] = {}
-        self._what = what
         self._by_block = by_block
 
-    def grow(self, cells: int) -> None:
-        """Add cells that nothing has touched."""
-        self._writers += [None] * cells
-        self._readers += [None] * cells
-        self.size += cells
-
-    # Reads
-    # -----------------------------------------------------------------------------------------
+    # Reads ---------------------------------------------------------------------------------------
 
     def read(self, thread: Thread, start: int, stop: int, atomic: bool = False) -> None:
         """Note a read of cells start..stop-1; an unordered write of another thread raises."""
@@ -188,8 +189,7 @@ class Shadow:
         else:
             several[group] = (record, pair[0])
 
-    # Writes
-    # ----------------------------------------------------------------------------------------
+    # Writes --------------------------------------------------------------------------------------
 
     def write(
         self, thread: Thread, start: int, stop: int, atomic: bool = False, silent: bool = False
@@ -234,14 +234,14 @@ class Shadow:
             how = "a barrier or syncwarp"
         block = "" if other.block is thread.block else f" of block {tuple(other.block.block_index)}"
         raise DataRace(
-            f"data race: {self._what.format(cell=cell)}: this thread {does} what thread "
+            f"data race: {self._name(cell)}: this thread {does} what thread "
             f"{tuple(other.thread_index)}{block} {did} at "
             f"{code.co_filename}:{line_of(code, earlier[3])}, "
-            f"and nothing orders the two ({how} would)"
+            f"and nothing orders the two ({how} would)",
+            address=self._address(cell),
         )
 
-    # Atomic operations
-    # -----------------------------------------------------------------------------
+    # Atomic operations ---------------------------------------------------------------------------
 
     def synchronise(self, thread: Thread, cell: int, *, reads: bool, writes: bool) -> None:
         """Hand on what threads published by a fence before an atomic operation on this cell."""

@@ -64,11 +64,11 @@ def fma(a: Any, b: Any, c: Any) -> Any:
     kind = np.result_type(*(np.asarray(value) for value in (a, b, c)))
     if not np.issubdtype(kind, np.floating):
         return a * b + c
-    if not all(math.isfinite(float(value)) for value in (a, b, c)):
-        return kind.type(np.float64(a) * np.float64(b) + np.float64(c))
-    return rounded(
-        _exact(a) * _exact(b) + _exact(c), kind, zero=np.float64(a) * np.float64(b) + np.float64(c)
-    )
+    with np.errstate(all="ignore"):
+        special = np.float64(a) * np.float64(b) + np.float64(c)
+        if not all(math.isfinite(float(value)) for value in (a, b, c)):
+            return kind.type(special)
+    return rounded(_exact(a) * _exact(b) + _exact(c), kind, zero=special)
 
 
 def rounded(value: Fraction, kind: Any, zero: Any = 0.0) -> Any:

@@ -144,8 +144,11 @@ class CheckedSharedMemory(SharedMemory):
     ) -> None:
         super().__init__(size, base, name)
         self._written = bytearray(size) if unwritten else None
-        what = f"byte {base:#x} + {{cell}} of {name}"
-        self._shadow = Shadow(size, what, by_block=False) if races else None
+        self._shadow: Shadow | None = None
+        if races:
+            self._shadow = Shadow(
+                size, lambda cell: f"byte {base + cell:#x} of {name}", base.__add__, by_block=False
+            )
 
     def load(self, address: int, nbytes: int, order: str = "weak") -> int:
         """Return bytes as an integer, all of them written before."""

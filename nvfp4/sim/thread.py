@@ -103,8 +103,7 @@ class Thread:
         """The innermost frame of a thread that waits."""
         return None if self.worker is None else self.worker.gr_frame
 
-    # Waiting
-    # ---------------------------------------------------------------------------------------
+    # Waiting -------------------------------------------------------------------------------------
 
     def _block_on(self, what: Any) -> Any:
         """Run others until somebody wakes this thread; return what that one left in `result`."""
@@ -152,8 +151,7 @@ class Thread:
         """Abort the kernel (PTX ``trap``)."""
         raise Trap("trap: the kernel stopped itself")
 
-    # Warp operations
-    # -------------------------------------------------------------------------------
+    # Warp operations -----------------------------------------------------------------------------
 
     def sync_warp(self, mask: int) -> None:
         """Wait for the lanes of `mask`, and see what they have written."""
@@ -258,8 +256,7 @@ class Thread:
                         f"{other.mask:#010x}"
                     )
 
-    # Barriers
-    # --------------------------------------------------------------------------------------
+    # Barriers ------------------------------------------------------------------------------------
 
     def syncthreads(self) -> None:
         """Wait for all threads of the block."""
@@ -306,7 +303,7 @@ class Thread:
                 raise InvalidOperand(f"a barrier's number is 0 to 15; got {barrier_id}")
             barrier = block.barrier(barrier_id)
         if count is not None:
-            if count == len(block.threads):
+            if barrier_id == 0 and count == len(block.threads):
                 count = None
             elif count % 32 or not 0 < count <= len(block.threads):
                 raise InvalidOperand(

@@ -153,16 +153,17 @@ def reads_a_local_array_that_is_not_filled(x, out):
 # Races ---------------------------------------------------------------------------------------------
 
 
-@plant(sim.DataRace, "data race", "shared memory", "reads what thread", "wrote at", shared=256)
+@plant(sim.DataRace, "data race: byte 0x4", "this thread reads what thread (", "wrote at", shared=256)
 def lacks_the_barrier_between_write_and_read(x, out):
     i = cuda.threadIdx.x
     shared().store(shared().base + 4 * i, 4, i)
-    if not BUG:
+    if BUG:
+        # Late enough in every schedule: it is no matter of luck whether the race is found.
+        for _ in range(8):
+            this_thread().yield_now()
+    else:
         cuda.syncthreads()
-    elif i == 40:
-        this_thread().wait_until(lambda: cuda.blockDim.x == 64, "nothing")
     if i >= 32:
-        this_thread().yield_now()
         out[i] = shared().load(shared().base + 4 * (i - 32), 4)  # here
 
 
@@ -176,7 +177,7 @@ def lacks_the_barrier_between_read_and_overwrite(x, out):
     out[i] = shared().load(address, 4)
     if not BUG:
         cuda.syncthreads()
-    if i == 63:
+    if i == 0:
         shared().store(address, 4, 6)  # here
 
 
@@ -215,12 +216,12 @@ def lacks_a_barrier_in_a_reduction(x, out):
         out[0] = int(array[0])
 
 
-@plant(sim.DataRace, "4-byte word 0 of out", "of block (0, 0, 0)", grid=2, block=1)
+@plant(sim.DataRace, "4-byte element 0 of out", "of block (", grid=2, block=1)
 def two_blocks_write_one_element(x, out):
     out[0 if BUG else cuda.blockIdx.x] = cuda.blockIdx.x + 1  # here
 
 
-@plant(sim.DataRace, "word", "reads what thread", "of block", grid=2, block=1, schedules=("round_robin",))
+@plant(sim.DataRace, "element 0 of out", "reads what thread", "of block", grid=2, block=1, schedules=("round_robin",))
 def a_block_reads_what_another_writes(x, out):
     if cuda.blockIdx.x == 0:
         out[0] = 5
@@ -259,11 +260,11 @@ def a_flag_is_polled_with_a_plain_load(x, out):
         out[2] = out[1]
 
 
-@plant(sim.DataRace, "this thread writes", block=64, schedules=("round_robin",))
+@plant(sim.DataRace, "element 0 of out", block=64, schedules=("round_robin",))
 def a_counter_is_incremented_without_an_atomic_operation(x, out):
     i = cuda.threadIdx.x
     if BUG:
-        value = out[0]
+        value = out[0]  # here
         out[0] = value + 1  # here
     else:
         cuda.atomic.add(out, 0, 1)
@@ -278,7 +279,7 @@ def a_counter_is_incremented_without_an_atomic_operation(x, out):
 def calls_a_shuffle_without_being_in_its_mask(x, out):
     i = cuda.threadIdx.x
     mask = FULL ^ (1 << 5) if BUG else FULL
-    out[i] = cuda.shfl_xor_sync(mask, i, 2)  # here
+    out[i] = cuda.shfl_up_sync(mask, i, 0)  # here
 
 
 @plant(sim.WarpMaskError, "lane 31", "never comes", "left the kernel", block=32)
@@ -301,7 +302,7 @@ def a_lane_of_the_mask_waits_at_a_barrier(x, out):
 def two_halves_call_different_operations(x, out):
     i = cuda.threadIdx.x
     if i < 16 or not BUG:
-        out[i] = cuda.shfl_down_sync(FULL, i, 1)
+        out[i] = cuda.shfl_down_sync(FULL, i, 1)  # here
     else:
         out[i] = cuda.any_sync(FULL, i == 0)  # here
 
@@ -337,7 +338,7 @@ def a_warp_skips_the_barrier(x, out):
 @plant(sim.DivergentBarrier, "lane", "at another instruction", block=32)
 def two_branches_have_a_barrier_each(x, out):
     if cuda.threadIdx.x % 2 or not BUG:
-        cuda.syncthreads()
+        cuda.syncthreads()  # here
     else:
         cuda.syncthreads()  # here
 
@@ -359,17 +360,14 @@ def lanes_of_a_warp_wait_at_different_barriers(x, out):
     this_thread().barrier(number, 32)  # here
 
 
-@plant(sim.DivergentBarrier, "arrives for 64 threads", block=96)
+@plant(sim.DivergentBarrier, "arrives for 32 threads", block=96, schedules=("round_robin",))
 def threads_disagree_about_the_count(x, out):
     i = cuda.threadIdx.x
     if i < 64:
-        this_thread().barrier(1, 64 if i < 32 or not BUG else 32)
+        this_thread().barrier(1, 64 if i < 32 or not BUG else 32)  # here
 
 
-TABLE[-1] = Plant(TABLE[-1].body, sim.DivergentBarrier, ("for", "threads", "the first came"), block=96)
-
-
-@plant(sim.DivergentBarrier, "barrier 3", "32 of 64", block=64)
+@plant(sim.DivergentBarrier, "barrier 3", "reached by 32 of 64", block=64)
 def the_other_half_never_comes_to_a_named_barrier(x, out):
     if cuda.threadIdx.x < 32 or not BUG:
         this_thread().barrier(3, 64)  # here
