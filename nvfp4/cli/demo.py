@@ -19,6 +19,8 @@ if TYPE_CHECKING:
 
 __all__ = ["command"]
 
+PICTURES = (".png", ".svg", ".pdf")
+
 
 def _formats(ctx: click.Context, param: click.Parameter, names: tuple[str, ...]) -> list[str]:
     """Canonical names, in the order given, none twice; all where none is given."""
@@ -73,6 +75,9 @@ def command(
     """
     from ..demo.model import MissingPackageError, ModelError, default_folder, load, route
 
+    if out.suffix not in PICTURES:
+        allowed = ", ".join(PICTURES)
+        raise click.BadParameter(f"{out} must end in {allowed}", ctx, param_hint="'--out'")
     if not out.resolve().parent.is_dir():
         raise click.BadParameter(f"no folder {out.resolve().parent}", ctx, param_hint="'--out'")
     try:
@@ -99,10 +104,10 @@ def command(
         step(f"draw {out}")
         try:
             draw(measured, _title(loaded), out)
-        except (OSError, ValueError) as error:
+        except OSError as error:
             raise click.BadParameter(str(error), ctx, param_hint="'--out'") from error
 
-    good = all(slice_.good for slice_ in simulated)
+    good = all(m.good for m in measured) and all(s.good for s in simulated)
     if as_json:
         click.echo(json.dumps(_as_json(loaded, routing, place, measured, simulated, out), indent=2))
     else:
@@ -167,6 +172,8 @@ def _as_json(
                 "quantize_seconds": m.quantize_seconds,
                 "product_seconds": m.product_seconds,
                 "where": m.where,
+                "bytes_compared": m.bytes_compared,
+                "bytes_equal": m.bytes_equal,
             }
             for m in measured
         ],
@@ -240,7 +247,13 @@ def _print_tables(
         )
     console.print(one)
     console.print()
-    console.print("[dim]dB: signal to quantisation noise; 6 dB are one bit.[/]\n")
+    console.print("[dim]dB: signal to quantisation noise; 6 dB are one bit.[/]")
+    if place.gpu:
+        colour = "green" if all(m.good for m in measured) else "bold red"
+        equal = f"{sum(m.bytes_equal for m in measured):,}"
+        compared = f"{sum(m.bytes_compared for m in measured):,}"
+        console.print(f"[{colour}]{equal} of {compared} bytes on the GPU equal the golden model's.[/]")
+    console.print()
 
     first = simulated[0]
     console.print(

@@ -36,6 +36,7 @@ class Place:
     fetch: Callable[[Any], Any]
     wait: Callable[[], None]
     repeats: int  # timed runs; the median counts
+    gpu: bool
 
 
 @dataclass(frozen=True)
@@ -53,11 +54,18 @@ class Measured:
     product_seconds: float
     errors: Floats  # |error| of each output / rms of the outputs
     where: str
+    bytes_compared: int  # on a GPU: quantised bytes, against the golden model's; else 0
+    bytes_equal: int
 
     @property
     def ratio(self) -> float:
         """Bytes against bfloat16."""
         return self.weight_bytes / self.bfloat16_bytes
+
+    @property
+    def good(self) -> bool:
+        """Whether the GPU, if one was used, gave the golden model's bytes."""
+        return self.bytes_equal == self.bytes_compared
 
 
 @dataclass(frozen=True)
@@ -104,8 +112,9 @@ def find_place(cpu: bool = False) -> Place:
                 cupy.asnumpy,
                 lambda: cupy.cuda.get_current_stream().synchronize(),
                 repeats=20,
+                gpu=True,
             )
-    return Place("NumPy golden model", np.asarray, np.asarray, lambda: None, repeats=1)
+    return Place("NumPy golden model", np.asarray, np.asarray, lambda: None, 1, gpu=False)
 
 
 def encode_scales(model: Model, fmt: str) -> tuple[Any, Any]:
@@ -124,21 +133,18 @@ def encode_scales(model: Model, fmt: str) -> tuple[Any, Any]:
 
 def measure(model: Model, routing: Routing, fmt: str, place: Place) -> Measured:
     """Quantise rows and experts to `fmt`, multiply, and compare with the unquantised product."""
-    x, w = place.bring(model.rows), place.bring(model.experts)
-    offsets, indices = place.bring(routing.row_offsets), place.bring(routing.row_indices)
-    x_scale, w_scale = encode_scales(model, fmt)
-    w_scale = None if w_scale is None else place.bring(w_scale)
-
-    weights = nvfp4.quantize(w, fmt, encode_scale=w_scale)
-    quantize_seconds, rows = _timed(
-        lambda: nvfp4.grouped_quantize(
-            x, fmt, row_offsets=offsets, row_indices=indices, encode_scale=x_scale
-        ),
-        place,
-    )
+    quantize_weights, quantize_rows = _quantizers(model, routing, fmt, place.bring)
+    weights = quantize_weights()
+    quantize_seconds, rows = _timed(quantize_rows, place)
+    offsets = place.bring(routing.row_offsets)
     product_seconds, out = _timed(
         lambda: nvfp4.grouped_matmul(rows, weights, row_offsets=offsets, out_dtype="float32"), place
     )
+
+    compared = equal = 0
+    if place.gpu:
+        golden = [quantize() for quantize in _quantizers(model, routing, fmt, np.asarray)]
+        compared, equal = _count_equal(golden, [weights, rows], place.fetch)
 
     routed = model.rows[routing.row_indices]
     wanted = _product(routed, model.experts, routing)
@@ -156,7 +162,39 @@ def measure(model: Model, routing: Routing, fmt: str, place: Place) -> Measured:
         product_seconds=product_seconds,
         errors=(np.abs(got - wanted) / np.sqrt(np.mean(wanted**2))).ravel().astype(np.float32),
         where=place.name,
+        bytes_compared=compared,
+        bytes_equal=equal,
     )
+
+
+def _quantizers(
+    model: Model, routing: Routing, fmt: str, bring: Callable[[Any], Any]
+) -> tuple[Callable[[], Any], Callable[[], Any]]:
+    """Return what quantises the experts and what gathers and quantises the rows."""
+    x, w = bring(model.rows), bring(model.experts)
+    offsets, indices = bring(routing.row_offsets), bring(routing.row_indices)
+    x_scale, w_scale = encode_scales(model, fmt)
+    w_scale = None if w_scale is None else bring(w_scale)
+    return (
+        lambda: nvfp4.quantize(w, fmt, encode_scale=w_scale),
+        lambda: nvfp4.grouped_quantize(
+            x, fmt, row_offsets=offsets, row_indices=indices, encode_scale=x_scale
+        ),
+    )
+
+
+def _count_equal(
+    golden: list[Any], others: list[Any], fetch: Callable[[Any], Any] = np.asarray
+) -> tuple[int, int]:
+    """Bytes of the golden QTensors, and how many of them the others have too."""
+    compared = equal = 0
+    for one, other in zip(golden, others, strict=True):
+        for part in ("codes", "scales", "decode_scale"):
+            wanted = np.atleast_1d(getattr(one, part)).view(np.uint8)
+            got = np.atleast_1d(fetch(getattr(other, part))).view(np.uint8)
+            compared += wanted.size
+            equal += int(np.count_nonzero(wanted == got)) if wanted.shape == got.shape else 0
+    return compared, equal
 
 
 def _timed(work: Callable[[], Any], place: Place) -> tuple[float, Any]:
@@ -197,38 +235,29 @@ def simulate_slice(
     columns of the product and 128 of the sum.
     """
     columns, depth = min(32, model.experts.shape[1]), min(128, model.experts.shape[2])
-    experts = model.experts[:2, :columns, :depth]
     ranges = [
         routing.row_indices[a : min(a + rows, b)]
         for a, b in zip(routing.row_offsets[:2], routing.row_offsets[1:3], strict=True)
     ]
-    indices = np.concatenate(ranges)
     offsets = np.concatenate([[0], np.cumsum([len(r) for r in ranges])]).astype(np.int32)
-    x = np.ascontiguousarray(model.rows[:, :depth])
-    w = np.ascontiguousarray(experts)
-    x_scale, w_scale = encode_scales(Model(model.name, w, x), fmt)
+    corner = Model(
+        model.name,
+        np.ascontiguousarray(model.experts[:2, :columns, :depth]),
+        np.ascontiguousarray(model.rows[:, :depth]),
+    )
+    corner_routing = Routing(np.concatenate(ranges), offsets)
 
-    def corner() -> tuple[Any, Any, NDArray[np.float32]]:
-        weights = nvfp4.quantize(w, fmt, encode_scale=w_scale)
-        a = nvfp4.grouped_quantize(
-            x, fmt, row_offsets=offsets, row_indices=indices, encode_scale=x_scale
-        )
+    def work() -> tuple[Any, Any, NDArray[np.float32]]:
+        weights, a = (q() for q in _quantizers(corner, corner_routing, fmt, np.asarray))
         out = nvfp4.grouped_matmul(a, weights, row_offsets=offsets, out_dtype="float32")
         return weights, a, out
 
-    golden_w, golden_a, golden_out = corner()
+    golden_w, golden_a, golden_out = work()
     start = time.perf_counter()
     with nvfp4.simulate(arch=arch):
-        simulated_w, simulated_a, simulated_out = corner()
+        simulated_w, simulated_a, simulated_out = work()
     seconds = time.perf_counter() - start
-
-    compared = equal = 0
-    for golden, simulated in ((golden_w, simulated_w), (golden_a, simulated_a)):
-        for part in ("codes", "scales", "decode_scale"):
-            one = np.atleast_1d(getattr(golden, part)).view(np.uint8)
-            two = np.atleast_1d(getattr(simulated, part)).view(np.uint8)
-            compared += one.size
-            equal += int(np.count_nonzero(one == two)) if one.shape == two.shape else 0
+    compared, equal = _count_equal([golden_w, golden_a], [simulated_w, simulated_a])
 
     exact, bound = _exact_sums(golden_a, golden_w, offsets)
     same = golden_out.view(np.uint32) == simulated_out.view(np.uint32)
@@ -237,7 +266,7 @@ def simulate_slice(
     return Simulated(
         format=fmt,
         arch=arch,
-        rows=len(indices),
+        rows=len(corner_routing.row_indices),
         columns=columns,
         depth=depth,
         bytes_compared=compared,

@@ -26,8 +26,6 @@ def draw(measured: list[Measured], title: str, file: Path) -> None:
 
     Raises
     ------
-    ValueError
-        The suffix is none that can be drawn.
     OSError
         The file cannot be written.
     """

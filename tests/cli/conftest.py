@@ -1,4 +1,4 @@
-"""A BERT encoder small enough for a test: three experts of 64 x 128, made from fixed numbers."""
+"""A BERT encoder small enough for a test: three experts of 128 x 128, made from fixed numbers."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 from click.testing import CliRunner
 
-EXPERTS, COLUMNS, DEPTH = 3, 64, 128
+EXPERTS, COLUMNS, DEPTH = 3, 128, 128
 
 
 @pytest.fixture

@@ -5,6 +5,7 @@ from __future__ import annotations
 import importlib.util
 import json
 import os
+import re
 import subprocess
 import sys
 from collections.abc import Callable
@@ -65,7 +66,7 @@ def test_json_is_all_that_is_printed_and_its_numbers_are_right(
     result = demo("--json")
     assert result.exit_code == 0, result.output
     told = json.loads(result.stdout)
-    assert told["experts"] == [3, 64, 128]
+    assert told["experts"] == [3, 128, 128]
     assert told["tokens"] == 40
     assert sum(told["rows_by_expert"]) == 80
     assert told["picture"] == str(tmp_path / "picture.png")
@@ -160,6 +161,28 @@ def test_a_wrong_product_in_the_simulated_kernels_is_exit_code_1(
     assert "DIFFER" in result.stdout
 
 
+@pytest.mark.parametrize("wrong", [False, True], ids=["right", "one-bit-wrong"])
+def test_what_a_gpu_quantised_is_compared_with_the_golden_model(
+    wrong: bool, demo: Demo, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from nvfp4.demo import job
+
+    def fetch(array: Any) -> Any:
+        array = np.array(array)
+        if wrong and array.dtype == np.uint8:
+            array.flat[-1] ^= 16
+        return array
+
+    pretended = job.Place("a card", np.asarray, fetch, lambda: None, repeats=2, gpu=True)
+    monkeypatch.setattr(job, "find_place", lambda cpu: pretended)
+    result = demo("--format", "mxfp4")
+    assert result.exit_code == int(wrong), result.output
+    shown = re.search(r"([\d,]+) of ([\d,]+) bytes on the GPU equal", result.stdout)
+    assert shown is not None
+    assert (shown[1] == shown[2]) is not wrong
+    assert int(shown[2].replace(",", "")) > 20_000
+
+
 @pytest.mark.parametrize(
     "arguments, says",
     [
@@ -182,7 +205,7 @@ def test_a_mistake_is_one_line_that_names_the_option(
     assert result.stdout == ""
     message = [line for line in result.stderr.splitlines() if not line.startswith("[")]
     assert len(message) == 1
-    assert message[0].startswith("nvfp4 demo: ")
+    assert message[0].startswith(("nvfp4: ", "nvfp4 demo: "))
     assert says in message[0]
 
 
