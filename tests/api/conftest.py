@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from nvfp4 import _readers, arrays, launch, plans
+from nvfp4 import _readers, arrays, launch, plans, sim
 from nvfp4._array import Array
 
 from . import stubs
@@ -38,6 +38,8 @@ class Card:
         self.arch = "sm_90a"
         self.planned: list[tuple[str, dict[str, Any]]] = []
         self.launched: list[tuple[dict[str, Any], dict[str, Any]]] = []
+        #: Calls that went straight to a prepared launch: (values by name, stream).
+        self.repeated: list[tuple[dict[str, Any], int]] = []
         self.simulate = False
 
     @property
@@ -70,10 +72,24 @@ def card(monkeypatch: pytest.MonkeyPatch, cupy: stubs.Cupy) -> Iterator[Card]:
     def run_or_record(launches: Any, buffers: Any, **where: Any) -> None:
         card.launched.append((dict(buffers), where))
         if card.simulate:
-            from nvfp4 import sim
-
             run(launches, _on_host(buffers), machine=sim.Machine(card.arch))
 
+    class Prepared:
+        names = ("x", "codes", "scales", "encode_scale", "decode_scale")
+
+        def __init__(self, launches: Any, device: int, stream: int) -> None:
+            self.launches = launches
+            # What a launch is given are addresses; the stubs' arrays at them are those of the call.
+            self.buffers = dict(card.launched[-1][0])
+
+        def __call__(self, values: Any, stream: int) -> None:
+            named = dict(zip(self.names, values, strict=True))
+            card.repeated.append((named, stream))
+            if card.simulate:
+                moved = {name: _moved(self.buffers[name], named[name]) for name in self.names}
+                run(self.launches, _on_host(moved), machine=sim.Machine(card.arch))
+
+    monkeypatch.setattr(launch, "prepare", lambda *args, **more: Prepared(*args, **more))
     monkeypatch.setattr(launch, "architecture", lambda device: card.arch)
     monkeypatch.setattr(launch, "run", run_or_record)
     monkeypatch.setattr(_place, "_planner", Plans)
@@ -90,3 +106,10 @@ def _on_host(buffers: dict[str, Any]) -> dict[str, Any]:
         else value
         for name, value in buffers.items()
     }
+
+
+def _moved(buffer: Any, value: Any) -> Any:
+    """A buffer at another address, or another number."""
+    if isinstance(buffer, Array):
+        return Array(buffer.owner, buffer.spec, value)
+    return value

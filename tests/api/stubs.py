@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import types
-from typing import Any
+from typing import Any, NamedTuple
 
 import ml_dtypes
 import numpy as np
@@ -164,13 +164,20 @@ class dtype:
 dtype.__module__ = "torch"
 
 
+class Device(NamedTuple):
+    """``torch.device``."""
+
+    type: str
+    index: int | None
+
+
 class Tensor:
     """``torch.Tensor``, as far as the package may use it."""
 
     def __init__(self, torch: Torch, values: np.ndarray, device: str = "cpu") -> None:
         self._torch, self.values = torch, values
         kind, _, index = device.partition(":")
-        self.device = types.SimpleNamespace(type=kind, index=int(index) if index else None)
+        self.device = Device(kind, int(index) if index else None)
         self.requires_grad = False
         self.layout = torch.strided
         self.negated = False
