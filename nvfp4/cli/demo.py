@@ -252,7 +252,8 @@ def _print_tables(
         colour = "green" if all(m.good for m in measured) else "bold red"
         equal = f"{sum(m.bytes_equal for m in measured):,}"
         compared = f"{sum(m.bytes_compared for m in measured):,}"
-        console.print(f"[{colour}]{equal} of {compared} bytes on the GPU equal the golden model's.[/]")
+        said = f"{equal} of {compared} bytes on the GPU equal the golden model's."
+        console.print(f"[{colour}]{said}[/]")
     console.print()
 
     first = simulated[0]
