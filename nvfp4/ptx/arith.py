@@ -49,13 +49,11 @@ def fma_rn(a, b, c):
 def div_rn(a, b):
     """Return a / b, rounded once."""
     a, b = float(a), float(b)
-    if b == 0.0 and a == a:
-        return (
-            NAN
-            if a == 0.0
-            else np.float32(math.copysign(math.inf, math.copysign(1.0, a) * math.copysign(1.0, b)))
-        )
-    return to_f32(a / b) if b == b else NAN
+    if a != a or b != b or (a == 0.0 and b == 0.0):
+        return NAN
+    if b == 0.0:
+        return np.float32(math.copysign(math.inf, a) * math.copysign(1.0, b))
+    return to_f32(a / b)
 
 
 @instruction("f32(f32)", asm="rcp.rn.f32 $0, $1;")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ctypes
 from collections.abc import Callable
 from typing import Any
 
@@ -38,6 +39,25 @@ def _decrement(old: Any, limit: Any) -> Any:
     return limit if old == 0 or old > limit else old - 1
 
 
+def _float_sum(old: Any, value: Any) -> np.float32:
+    """Round the sum once; NaN is the canonical one, and nothing warns."""
+    total = float(old) + float(value)
+    if total != total:
+        return np.uint32(0x7FFFFFFF).view(np.float32)
+    return np.float32(ctypes.c_float(total).value)
+
+
+def _flushed(value: Any) -> Any:
+    return value * np.float32(0) if abs(value) < _SMALLEST_NORMAL else value
+
+
+def _flushed_sum(old: Any, value: Any) -> Any:
+    return _flushed(_float_sum(_flushed(old), _flushed(value)))
+
+
+_SMALLEST_NORMAL = np.float32(2.0**-126)
+
+
 def _nan_max(old: Any, value: Any) -> Any:
     return np.fmax(old, value) if isinstance(value, np.floating) else max(old, value)
 
@@ -50,7 +70,9 @@ def _nan_min(old: Any, value: Any) -> Any:
 #: (PTX ``atom.inc``).
 #: A float's max and min take the number where one of the two is NaN, as PTX does.
 OPERATIONS: dict[str, Callable[[Any, Any], Any]] = {
-    "add": lambda old, value: old + value,
+    "add": lambda old, value: (
+        _float_sum(old, value) if isinstance(value, np.floating) else old + value
+    ),
     "sub": lambda old, value: old - value,
     "and": lambda old, value: old & value,
     "or": lambda old, value: old | value,
@@ -60,6 +82,8 @@ OPERATIONS: dict[str, Callable[[Any, Any], Any]] = {
     "max": _nan_max,
     "inc": _increment,
     "dec": _decrement,
+    # ``atom.add.f32`` in global memory: subnormal operands and results are zeros (PTX ISA, atom).
+    "add.ftz": _flushed_sum,
 }
 
 
@@ -88,7 +112,7 @@ def combine(operation: str, dtype: str, old: Any, value: Any, compare: Any = Non
             f"atomic operation must be one of {', '.join(OPERATIONS)}, cas; got {operation!r}"
         )
     if dtype == "f32":
-        if operation not in ("add", "sub", "exch", "min", "max"):
+        if operation not in ("add", "add.ftz", "sub", "exch", "min", "max"):
             raise InvalidOperand(f"atomic {operation} takes integers; got f32")
         return np.float32(function(np.float32(old), np.float32(value)))
     return wrap(int(function(old, wrap(int(value), dtype))), dtype)

@@ -248,6 +248,9 @@ class GlobalPointer:
         operation
             ``add sub min max and or xor exch inc dec``, or ``cas``, which `compare` is for.
         """
+        if self.dtype == "f32" and operation in ("add", "sub"):
+            value = value if operation == "add" else -value
+            operation = "add.ftz"
         size = self.itemsize
         offset = self._offset(index, size, "atomic")
         address = self.address + index * size

@@ -9,7 +9,9 @@ import math
 from types import FunctionType
 
 import numpy as np
-from numba import njit
+from llvmlite import ir
+from numba import njit, types
+from numba.extending import intrinsic
 
 from nvfp4.program import Kernel, Program
 from nvfp4.ptx.instruction import Instruction
@@ -174,3 +176,31 @@ def near(values) -> np.ndarray:
     around = np.concatenate([middle - 1, middle, middle + 1, np.array(special, np.uint32)])
     around = around & np.uint32(0x7FFFFFFF)
     return np.unique(np.concatenate([around, around | np.uint32(0x80000000)])).view(np.float32)
+
+
+# Lowerings that are LLVM instructions ------------------------------------------------------------
+
+_NUMBA = {
+    "bool": types.boolean,
+    "i32": types.int32,
+    "u32": types.uint32,
+    "i64": types.int64,
+    "f32": types.float32,
+}
+
+
+def lowered(instruction: Instruction, cc: tuple[int, int] = (9, 0)):
+    """The instruction's lowering for `cc`, made by its builder, for the host's processor."""
+    build = instruction.lowering_for(cc).build
+    signature = _NUMBA[instruction.result](*(_NUMBA[kind] for kind in instruction.parameters))
+
+    def typing(typingctx, *given):
+        return signature, lambda context, builder, sig, values: build(builder, ir, values)
+
+    names = ", ".join(instruction.names)
+    scope = {"typing": typing}
+    exec(f"def made(typingctx, {names}):\n    return typing(typingctx, {names})", scope)
+    made = intrinsic(scope["made"])
+    scope = {"made": made}
+    exec(f"def call({names}):\n    return made({names})", scope)
+    return njit(scope["call"])
