@@ -288,6 +288,7 @@ def check_tile_starts(
 
 
 def scale_bytes(
+    name: str,
     scales: Array,
     shape: tuple[int, ...],
     fmt: BlockFormat,
@@ -318,7 +319,7 @@ def scale_bytes(
         ]
     if (logical & 0x80).any():
         raise ValueError(
-            "scales of an nvfp4 tensor are e4m3fn values without a sign, so bit 7 of each "
-            f"byte is 0; found {int(logical[(logical & 0x80) != 0][0]):#04x}: are these the "
-            "e8m0 scales of an MX format?"
+            f"{name} of an nvfp4 tensor must be e4m3fn values without a sign, bit 7 of each byte "
+            f"being 0; got {int(logical[(logical & 0x80) != 0][0]):#04x}: are these the e8m0 "
+            "scales of an MX format?"
         )

@@ -13,7 +13,7 @@ from . import _parts
 from .arrays import Array, as_array, as_bytes, full
 from .formats import FORMATS, BlockFormat, block_format
 
-__all__ = ["Parts", "QTensor", "make"]
+__all__ = ["Parts", "QTensor", "check_readable", "make"]
 
 
 class Parts(NamedTuple):
@@ -123,8 +123,8 @@ class QTensor:
         ValueError
             Unknown format or layout; a shape that does not belong to the others; arrays on
             different devices; device arrays that are not contiguous; offsets or tile starts that
-            do not fit; a set bit 7 in an nvfp4 scale. The values of offsets, tile starts and
-            scales are looked at on the host only.
+            do not fit. The values of offsets and tile starts are looked at on the host only, those
+            of codes and scales not at all: the tensor may be there to be written.
         """
         fmt = block_format(format)
         code_view = as_array(codes, "codes")
@@ -176,7 +176,7 @@ class QTensor:
             `dtype` or the dtype of `out` is another one.
         ValueError
             `out` has another shape or device, is not contiguous on a device, or overlaps the
-            tensor.
+            tensor; an nvfp4 scale has bit 7 set, where the host can read it.
         """
         from .api.dequantize import dequantize
 
@@ -282,9 +282,17 @@ def _check_values(q: QTensor, parts: Parts) -> None:
         _parts.check_offsets("groups", parts.groups, q.shape[0])
         if q.scale_layout == "tcgen":
             _parts.check_tile_starts(parts.tile_starts, parts.groups, parts.scales.shape[0])
-    _parts.scale_bytes(
-        parts.scales, q.shape, FORMATS[q.format], q.scale_layout, parts.groups, parts.tile_starts
-    )
+
+
+def check_readable(name: str, q: QTensor) -> Parts:
+    """The parts of a tensor that is to be read: on the host, no nvfp4 scale may have a sign."""
+    parts = q.parts
+    if parts.codes.device is None:
+        fmt = FORMATS[q.format]
+        _parts.scale_bytes(
+            name, parts.scales, q.shape, fmt, q.scale_layout, parts.groups, parts.tile_starts
+        )
+    return parts
 
 
 def _no_arithmetic(symbol: str) -> Callable[..., NoReturn]:

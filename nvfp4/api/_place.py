@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import functools
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from types import ModuleType
 from typing import Any, NamedTuple
 
@@ -17,7 +17,7 @@ from .. import arrays
 from .._numba import SIMULATED_PROCESS
 from .._parts import contiguous_call
 from ..arrays import Array, stream_pointer
-from ..errors import ToolchainError
+from ..errors import ToolchainError, UnsupportedError
 
 __all__ = ["GOLDEN", "Place", "copied", "copied_or_refused", "launch", "place"]
 
@@ -158,7 +158,7 @@ def launch(
         key = (where.arch, *more.values())
         planned = launches.get(key)
     if planned is None:
-        planned = getattr(_planner(), plan)(where.arch, **facts, **more)
+        planned = _plan(plan, where.arch)(where.arch, **facts, **more)
         if launches is not None:
             launches[key] = planned
     if machine is None:
@@ -173,6 +173,16 @@ def launch(
     launcher.run(planned, {**buffers, **own}, stream=0, machine=machine)
     for name in own.keys() & set(outputs):
         arrays.host(buffers[name])[...] = arrays.host(own[name])
+
+
+def _plan(name: str, arch: str) -> Callable[..., Any]:
+    found: Callable[..., Any] | None = getattr(_planner(), name, None)
+    if found is None:
+        raise UnsupportedError(
+            f"there is no kernel for {name} yet, on {arch} or elsewhere; NumPy arrays outside "
+            "`with nvfp4.simulate()` are computed by the golden model"
+        )
+    return found
 
 
 def prepared(where: Place, launches: dict[Any, Any], **more: Any) -> Any:

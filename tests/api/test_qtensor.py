@@ -250,12 +250,30 @@ def test_tile_starts_belong_to_grouped_tiles() -> None:
 
 @pytest.mark.parametrize("layout", ["linear", "tcgen"])
 @pytest.mark.parametrize("byte", [0x80, 0xFF])
-def test_a_signed_nvfp4_scale_is_refused(byte: int, layout: str) -> None:
+def test_a_signed_nvfp4_scale_is_refused_where_it_is_read(byte: int, layout: str) -> None:
     q = nvfp4.quantize(X, "nvfp4", scale_layout=layout)
     scales = q.scales.copy()
     scales[(0,) * scales.ndim] = byte
+    bad = dataclasses.replace(q, scales=scales)
     with says(ValueError, "scales", "bit 7", f"{byte:#04x}", "e8m0"):
-        dataclasses.replace(q, scales=scales)
+        bad.dequantize()
+    with says(ValueError, "a.scales", "bit 7", f"{byte:#04x}"):
+        nvfp4.matmul(bad, Q)
+    with says(ValueError, "b.scales", "bit 7", f"{byte:#04x}"):
+        nvfp4.matmul(Q, bad)
+    # What is there before it is written is nobody's business.
+    assert nvfp4.quantize(X, "nvfp4", scale_layout=layout, out=bad) is bad
+    np.testing.assert_array_equal(bad.dequantize(), q.dequantize())
+
+
+def test_a_signed_scale_of_a_range_is_refused() -> None:
+    scales = GROUPED.scales.copy()
+    scales[1, 0, 2, 0, 3] = 0x81  # row 2 of the last range, block 3
+    with says(ValueError, "scales", "bit 7", "0x81"):
+        dataclasses.replace(GROUPED, scales=scales).dequantize()
+    scales = GROUPED.scales.copy()
+    scales[1, 0, 3, 0, 3] = 0x81  # there is no such row
+    assert dataclasses.replace(GROUPED, scales=scales).dequantize().any()
 
 
 def test_the_scale_bytes_of_mx_formats_may_be_any() -> None:
