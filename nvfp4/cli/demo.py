@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from ..demo.job import Measured, Place, Simulated
     from ..demo.model import Model, Routing
 
-__all__ = ["command"]
+__all__ = ["command", "duration"]
 
 PICTURES = (".png", ".svg", ".pdf")
 
@@ -197,6 +197,14 @@ def _as_json(
     }
 
 
+def duration(seconds: float) -> str:
+    """Write a time with three significant digits, in the unit that needs no exponent."""
+    for unit, size in (("s", 1.0), ("ms", 1e-3)):
+        if seconds >= 0.9995 * size:
+            return f"{seconds / size:,.3g} {unit}"
+    return f"{seconds * 1e6:.3g} us"
+
+
 def _title(model: Model) -> str:
     experts, columns, depth = model.experts.shape
     return f"{model.name}: {experts} experts of {columns} x {depth}, {len(model.rows)} tokens"
@@ -243,7 +251,7 @@ def _print_tables(
             f"{m.weight_bytes / 1e6:.2f} MB",
             f"{m.ratio:.1%}",
             *(f"{db:.1f}" for db in (m.weights_db, m.rows_db, m.product_db)),
-            *(f"{seconds * 1e3:,.3g} ms" for seconds in (m.quantize_seconds, m.product_seconds)),
+            *map(duration, (m.quantize_seconds, m.product_seconds)),
         )
     console.print(one)
     console.print()

@@ -229,6 +229,24 @@ def test_a_missing_package_is_named_with_the_way_to_install_it(
     assert "pip install 'nvfp4[demo]'" in result.stderr
 
 
+@pytest.mark.parametrize(
+    "seconds, text",
+    [
+        (12.34, "12.3 s"),
+        (1.0, "1 s"),
+        (0.99951, "1 s"),
+        (0.9994, "999 ms"),
+        (0.0123, "12.3 ms"),
+        (0.00099951, "1 ms"),
+        (0.0000853, "85.3 us"),
+    ],
+)
+def test_a_time_has_three_digits_and_no_exponent(seconds: float, text: str) -> None:
+    from nvfp4.cli.demo import duration
+
+    assert duration(seconds) == text
+
+
 def test_each_token_goes_to_two_experts_and_the_ranges_are_in_order(small_model: Path) -> None:
     from nvfp4.demo.model import load, route
 
