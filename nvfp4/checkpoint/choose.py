@@ -149,18 +149,18 @@ def _stays(
         return "not included"
     if module is None:
         return "not a *.weight"
+    if not include:
+        for what, patterns in KEPT:
+            if any(fnmatchcase(name, pattern) for pattern in patterns):
+                return what
     if len(entry.shape) not in (2, 3):
         return f"{len(entry.shape)} axes"
     if entry.dtype not in FLOATS:
         return entry.dtype
     if 0 in entry.shape:
         return "empty"
-    if not include:
-        for what, patterns in KEPT:
-            if any(fnmatchcase(name, pattern) for pattern in patterns):
-                return what
-        if stacked_only and len(entry.shape) == 2:
-            return "not a stack of experts"
+    if not include and stacked_only and len(entry.shape) == 2:
+        return "not a stack of experts"
     return ""
 
 

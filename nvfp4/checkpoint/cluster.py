@@ -64,7 +64,7 @@ def _client(workers: int | None, scheduler: str | None) -> Iterator[Any]:
 
     if scheduler is not None:
         try:
-            client = Client(scheduler, timeout="30s", set_as_default=False)
+            client = Client(scheduler, timeout="10s", set_as_default=False)
         except (OSError, ValueError) as error:
             raise CheckpointError(
                 f"no dask scheduler at {printable(scheduler)}: {error}"

@@ -236,7 +236,7 @@ def test_what_is_right_is_read_as_the_library_reads_it(header: tuple[dict[str, A
 
 
 @given(broken_files())
-@settings(max_examples=400, deadline=None)
+@settings(max_examples=300, deadline=None)
 def test_nothing_is_accepted_that_the_library_refuses(data: bytes) -> None:
     mine, theirs = ours(data), librarys(data)
     if not isinstance(mine, CheckpointError):

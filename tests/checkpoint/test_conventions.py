@@ -131,7 +131,7 @@ def test_other_gguf_types_are_an_error_that_names_them(tmp_path: Path) -> None:
 def scaled(power: bool) -> dict[str, np.ndarray]:
     """The toy's tensors; with ``power``, each weight's amax is 2688 times a power of two."""
     arrays = tensors()
-    for i, (name, array) in enumerate(arrays.items()):
+    for i, array in enumerate(arrays.values()):
         if array.ndim < 2 or not power:
             continue
         for matrix in array.reshape(-1, *array.shape[-2:]):
@@ -332,7 +332,9 @@ MISFITS: dict[str, tuple[dict[str, np.ndarray], str]] = {
         {"m.weight_packed": U8, "m.weight_scale": S16,
          "m.weight_global_scale": np.ones(2, "float32")}, "must be F32 with 1 value",
     ),
-    "blocks without scales": ({"m_blocks": np.zeros((2, 8, 1, 16), "uint8")}, "m_scales is missing"),
+    "blocks without scales": (
+        {"m_blocks": np.zeros((2, 8, 1, 16), "uint8")}, "m_scales is missing",
+    ),
     "scales without blocks": ({"m_scales": np.zeros((2, 8, 1), "uint8")}, "no weight uses"),
 }  # fmt: skip
 
@@ -386,7 +388,7 @@ def test_a_smoothing_scale_has_no_place_in_compressed_tensors(tmp_path: Path) ->
         "m.pre_quant_scale": np.ones(32, "float32"),
     }  # fmt: skip
     source = write_folder(tmp_path / "in", arrays)
-    with pytest.raises(UnsupportedError, match="m.pre_quant_scale"):
+    with pytest.raises(UnsupportedError, match=r"m\.pre_quant_scale"):
         convert(source, tmp_path / "out", "compressed-tensors")
     convert(source, tmp_path / "same", "modelopt")
     with open_checkpoint(tmp_path / "same") as model:
@@ -395,7 +397,8 @@ def test_a_smoothing_scale_has_no_place_in_compressed_tensors(tmp_path: Path) ->
 
 def test_four_bit_integers_are_not_ours_and_said_to_be_so(tmp_path: Path) -> None:
     arrays = {
-        "m.weight_packed": np.zeros((16, 4), "int32"), "m.weight_scale": np.ones((16, 1), "float16"),
+        "m.weight_packed": np.zeros((16, 4), "int32"),
+        "m.weight_scale": np.ones((16, 1), "float16"),
         "m.weight_shape": np.array([16, 32]), "d.weight": np.ones((16, 32), "float32"),
     }  # fmt: skip
     source = write_folder(tmp_path / "in", arrays)

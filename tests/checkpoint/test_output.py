@@ -295,7 +295,7 @@ def test_an_index_cannot_name_files_elsewhere(name: str, sharded: Path) -> None:
     index = index_of(sharded)
     index["weight_map"]["lm_head.weight"] = name
     (sharded / "model.safetensors.index.json").write_text(json.dumps(index))
-    with pytest.raises(CheckpointError, match="is not the name of a .safetensors file"):
+    with pytest.raises(CheckpointError, match=r"is not the name of a \.safetensors file"):
         open_checkpoint(sharded)
 
 
