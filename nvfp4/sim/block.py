@@ -85,23 +85,18 @@ class Block:
             )
         else:
             self.shared = SharedMemory(launch.shared_bytes)
-        width, height, depth = launch.block_dim
-        count = width * height * depth
+        count = len(launch.thread_indices)
         self.live = count
         self.nobody: list[int] = [0] * count
         self.warps = [Warp(self, number) for number in range(-(-count // 32))]
-        self.threads: list[Thread] = []
-        linear = 0
-        for z in range(depth):
-            for y in range(height):
-                for x in range(width):
-                    warp = self.warps[linear >> 5]
-                    warp.threads.append(Thread(self, warp, linear, Dim3(x, y, z)))
-                    linear += 1
+        self.threads = [
+            Thread(self, self.warps[linear >> 5], linear, index)
+            for linear, index in enumerate(launch.thread_indices)
+        ]
         for warp in self.warps:
-            warp.exists = (1 << len(warp.threads)) - 1
+            warp.threads = self.threads[32 * warp.index : 32 * warp.index + 32]
             warp.ready = warp.threads.copy()
-            self.threads += warp.threads
+            warp.exists = (1 << len(warp.threads)) - 1
 
     def __repr__(self) -> str:
         return f"<block {tuple(self.block_index)} of {self.launch.name}>"

@@ -1,4 +1,4 @@
-"""``breakpoint()`` in a kernel: pdb as everywhere, but it does not step into the machine's models."""
+"""``breakpoint()`` in a kernel: pdb, which does not step into the machine's models."""
 
 from __future__ import annotations
 

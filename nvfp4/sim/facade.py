@@ -344,7 +344,7 @@ class Cuda:
 
     def syncthreads(self) -> None:
         """Wait for all threads of the block."""
-        this_thread().barrier(0)
+        this_thread().syncthreads()
 
     def syncthreads_count(self, predicate: Any) -> int:
         """Wait for all, and return on how many `predicate` is true."""

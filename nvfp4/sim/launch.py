@@ -97,6 +97,10 @@ class Launch:
         self.pending = self._indices()
         self.left = grid_dim.x * grid_dim.y * grid_dim.z
         self.threads = self.left * block_dim.x * block_dim.y * block_dim.z
+        width, height, depth = block_dim
+        self.thread_indices = [
+            Dim3(x, y, z) for z in range(depth) for y in range(height) for x in range(width)
+        ]
         self.grid_barrier = GridBarrier()
         self.steps = 0
         self.yields = 0
@@ -131,27 +135,34 @@ class Launch:
         while True:
             while self.left and len(self.blocks) < policy.residents:
                 self._bring_in()
-            if not ready or (self.waiters and (not policy.plain or self.steps & 15 == 0)):
-                self._poll()
-            if plain and ready and not self.waiters:
-                warp = ready.popleft()
-            else:
-                candidates = self._completable() if self.operations else []
-                count = len(ready) + len(candidates)
-                if not count:
-                    if self.left:
-                        # Everybody waits, perhaps for a block that is not there yet.
-                        self._bring_in()
-                        continue
+            if plain and ready and not self.waiters and not self.spinning:
+                self._turn(ready.popleft(), policy)
+                continue
+            # Nothing more happens by itself if nobody can run, or all who can have only polled.
+            idle = not ready or self.spinning >= 2 * len(ready)
+            if self.waiters and (idle or not plain or self.steps & 15 == 0):
+                idle = not self._poll() and idle
+            candidates = self._completable() if self.operations else []
+            if idle:
+                if candidates:
+                    at = policy.choose(len(candidates)) if len(candidates) > 1 else 0
+                    self._complete(candidates[at])
+                    continue
+                if self.left:
+                    # Everybody waits, perhaps for a block that is not there yet.
+                    self._bring_in()
+                    continue
+                if not ready:
                     if not self.blocks:
                         return
                     self._stuck()
-                choice = policy.choose(count) if count > 1 else 0
-                if choice >= len(ready):
-                    self._complete(candidates[choice - len(ready)])
-                    continue
-                warp = ready[choice]
-                del ready[choice]
+            count = len(ready) + len(candidates)
+            choice = policy.choose(count) if count > 1 else 0
+            if choice >= len(ready):
+                self._complete(candidates[choice - len(ready)])
+                continue
+            warp = ready[choice]
+            del ready[choice]
             self._turn(warp, policy)
 
     def _turn(self, warp: Warp, policy: Policy) -> None:
@@ -179,8 +190,10 @@ class Launch:
             raise
         if warp.converging and not warp.ready:
             warp.converge()
+        if self.yields == yields:
+            self.spinning = 0
         # A turn in which every lane only polled is no progress.
-        if self.yields - yields == len(lanes):
+        elif self.yields - yields == len(lanes):
             self.spinning += 1
             if self.spinning > self.machine.spin_limit:
                 self._stuck()
@@ -207,6 +220,7 @@ class Launch:
         for warp in block.warps:
             warp.queued = True
         self.ready.extend(block.warps)
+        self.spinning = 0
 
     def _left(self, thread: Thread) -> None:
         """Do what follows from a thread's end."""
@@ -228,6 +242,8 @@ class Launch:
         if not block.live:
             self.blocks.remove(block)
             return
+        if not block.barriers:
+            return
         for barrier in block.barriers.values():
             if barrier.count is None and barrier.waiting:
                 if self.machine.checks.barriers:
@@ -242,8 +258,8 @@ class Launch:
                 if barrier.arrived >= block.live:
                     barrier.complete()
 
-    def _poll(self) -> None:
-        """Wake the threads whose predicate holds now."""
+    def _poll(self) -> bool:
+        """Wake the threads whose predicate holds now, and return whether there was one."""
         still = []
         for thread in self.waiters:
             try:
@@ -255,7 +271,9 @@ class Launch:
                 thread.wake()
             else:
                 still.append(thread)
+        woken = len(still) < len(self.waiters)
         self.waiters = still
+        return woken
 
     def _completable(self) -> list[AsyncOperation]:
         """Return the oldest operation of each engine."""

@@ -91,8 +91,16 @@ class Barrier:
         if trace is not None:
             trace.barrier(self, acquiring)
         self.reset()
+        ready = self.block.launch.ready
+        # Thread.wake, without the calls.
         for thread in waiting:
-            thread.wake(result)
+            thread.result = result
+            thread.waiting = None
+            warp = thread.warp
+            warp.ready.append(thread)
+            if not warp.queued:
+                warp.queued = True
+                ready.append(warp)
         return result
 
     def __str__(self) -> str:

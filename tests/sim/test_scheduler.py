@@ -177,11 +177,12 @@ def test_a_block_is_brought_in_when_all_others_wait_for_it():
             flag.atomic("add", 0, 1)
 
     flag, out = np.zeros(1, np.uint32), np.zeros(1, np.uint32)
-    with pytest.raises(sim.Livelock):
-        # Polling is progress as far as the machine can see, so the others must be resident.
-        machine = Machine()
+    for schedule in ("round_robin", 0, [1, 1]):
+        flag[:] = out[:] = 0
+        machine = Machine("sm_90a", schedule)
         machine.spin_limit = 100
         machine.run(body, 4, 1, 0, (GlobalPointer(flag, "u32"), GlobalPointer(out, "u32")))
+        assert out[0] == 7
 
     def waiting(flag, out):
         if cuda.blockIdx.x == 0:
@@ -190,7 +191,7 @@ def test_a_block_is_brought_in_when_all_others_wait_for_it():
         else:
             flag.atomic("add", 0, 1)
 
-    flag[:] = 0
+    flag[:] = out[:] = 0
     Machine().run(waiting, 4, 1, 0, (GlobalPointer(flag, "u32"), GlobalPointer(out, "u32")))
     assert out[0] == 7
 
@@ -211,6 +212,21 @@ def test_asynchronous_operations_complete_at_the_latest_moment_in_round_robin():
 
     Machine().run(body, 1, 34)
     assert log == ["issued", *range(1, 34), "copied", "waited"]
+
+
+def test_a_loop_that_polls_does_not_keep_operations_from_completing():
+    def body():
+        thread = sim.this_thread()
+        done = thread.block.state
+        if thread.linear == 0:
+            thread.machine.issue("copy", lambda: done.setdefault("copied", True))
+        while "copied" not in done:
+            thread.yield_now()
+
+    for schedule in ("round_robin", 0, [0, 0, 0]):
+        machine = Machine("sm_90a", schedule)
+        machine.spin_limit = 100
+        machine.run(body, 1, 64)
 
 
 def test_a_schedule_may_complete_an_operation_early_and_engines_keep_their_order():
