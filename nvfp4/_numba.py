@@ -216,9 +216,41 @@ def _make_intrinsic(instruction: Instruction, lowering: Any) -> Any:
     return _intrinsic(target="cuda", prefer_literal=literal)(scope[instruction.name])
 
 
-def device_function(function: Any) -> Any:
-    """A bound helper function as a Numba device function that is always inlined."""
-    return numba_cuda().jit(device=True, inline="always")(function)
+def device_function(function: Callable[..., Any], cc: tuple[int, int]) -> Any:
+    """A bound helper function as a Numba device function for compute capability `cc`.
+
+    Each is typed once for each combination of argument types and inlined by LLVM: inlining in Numba types every call
+    anew, which takes five times as long to build a quantiser and gives the same machine code. The exception: a helper
+    with a parameter annotated ``str``, a choice made at compile time, is inlined by Numba, which then drops the branches
+    not taken before it types the rest.
+    """
+    module = numba_cuda()
+    if any(kind in ("str", str) for kind in function.__annotations__.values()):
+        return module.jit(device=True, inline="always")(function)
+    made = module.jit(device=True, forceinline=True)(function)
+    # Numba would ask the driver for the current device, for its compute capability alone.
+    made.compile_device = functools.partial(_compile_device_function, made, cc)
+    return made
+
+
+def _compile_device_function(made: Any, cc: tuple[int, int], args: Any, return_type: Any = None) -> Any:
+    """What ``CUDADispatcher.compile_device`` does, for a compute capability that is given."""
+    from numba.cuda.compiler import compile_cuda
+
+    if args not in made.overloads:
+        with made._compiling_counter:
+            result = compile_cuda(
+                made.py_func,
+                return_type,
+                args,
+                forceinline=True,
+                inline="never",
+                nvvm_options={"opt": 3, "fastmath": False},
+                cc=cc,
+            )
+            made.overloads[args] = result
+            result.target_context.insert_user_function(result.entry_point, result.fndesc, [result.library])
+    return made.overloads[args]
 
 
 def compile_to_ltoir(

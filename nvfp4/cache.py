@@ -111,7 +111,7 @@ class Cache:
         if binary is None:
             binary = self._read(program, arch, source, compilers)
             if binary is not None:
-                self._memory[source, compilers] = binary
+                binary = self._memory.setdefault((source, compilers), binary)
         return binary
 
     def store(self, program: Program, arch: str, binary: Binary) -> Path | None:

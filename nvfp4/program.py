@@ -189,6 +189,7 @@ class _Binder:
             original.__code__, scope, original.__name__, original.__defaults__, self._closure(original)
         )
         bound.__kwdefaults__ = original.__kwdefaults__
+        bound.__annotations__ = original.__annotations__
         bound.__module__ = original.__module__
         bound.__qualname__ = original.__qualname__
         self.done[original] = bound
@@ -262,4 +263,4 @@ class DeviceWorld:
         return self._numba.intrinsic_of(instruction, self.cc)
 
     def helper(self, function: FunctionType) -> Any:
-        return self._numba.device_function(function)
+        return self._numba.device_function(function, self.cc)

@@ -272,7 +272,7 @@ def load_word(codes, at):
     return or_u32(low, shl_u32(high, 16))
 
 
-def load_codes8(codes, at, element):
+def load_codes8(codes, at, element: str):
     """The codes of eight elements, from byte `at` on: two words, the second 0 for four-bit elements."""
     if element == "e2m1":
         if ALIGNED:
@@ -285,7 +285,7 @@ def load_codes8(codes, at, element):
         return (load_word(codes, at), load_word(codes, at + 4))
 
 
-def decode_one(code, element):
+def decode_one(code, element: str):
     """Value of the code in the lowest bits of a word; the bits above it do not count."""
     if element == "e2m1":
         return f32_of_e2m1(code)
@@ -295,7 +295,7 @@ def decode_one(code, element):
         return f32_of_e5m2(code)
 
 
-def decode8(words, element):
+def decode8(words, element: str):
     """Values of eight codes as `load_codes8` gives them."""
     low, high = words
     if element == "e2m1":

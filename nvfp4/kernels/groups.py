@@ -26,7 +26,7 @@ INDICES = "none"
 STARTS = "none"
 
 
-def load_index(p, i, dtype):
+def load_index(p, i, dtype: str):
     """Element i of an index array, 64 bits wide."""
     if dtype == "int32":
         return i64_of_i32(ld_global_u32(p, i * 4, ""))

@@ -27,7 +27,7 @@ ZERO = np.float32(0.0)
 # Operands ----------------------------------------------------------------------------------------
 
 
-def row_units(depth, element):
+def row_units(depth, element: str):
     """What a row of `depth` elements is long: in elements of a plain array, in bytes of codes."""
     if element == "e2m1":
         return depth // 2
@@ -35,7 +35,7 @@ def row_units(depth, element):
         return depth
 
 
-def blocks_of(depth, scale):
+def blocks_of(depth, scale: str):
     """Blocks of a row."""
     if scale == "e4m3":
         return depth // 16
@@ -43,7 +43,7 @@ def blocks_of(depth, scale):
         return depth // 32
 
 
-def matrix_scales(rows, depth, scale, layout):
+def matrix_scales(rows, depth, scale: str, layout: str):
     """Bytes of the scales of one matrix."""
     blocks = blocks_of(depth, scale)
     if layout == "linear":
@@ -52,7 +52,7 @@ def matrix_scales(rows, depth, scale, layout):
         return (rows + 127) // 128 * ((blocks + 3) // 4) * 512
 
 
-def scale_of_piece(scales, at, row, piece, depth, scale, layout):
+def scale_of_piece(scales, at, row, piece, depth, scale: str, layout: str):
     """f32 of the scale of a piece; `at` is where the matrix's scales begin."""
     block = piece
     if scale == "e8m0":
@@ -65,7 +65,7 @@ def scale_of_piece(scales, at, row, piece, depth, scale, layout):
     return decode_scale_byte(ld_global_u8(scales, at + place, ""), scale)
 
 
-def operand8(p, row_at, column, element, factor):
+def operand8(p, row_at, column, element: str, factor):
     """Eight elements times their scale, exactly: from `column` of a row that begins at `row_at`."""
     if element == "none":
         return load8(p, row_at + column)

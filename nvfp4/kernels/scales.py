@@ -47,7 +47,7 @@ NAN_BITS = 0x7FC00000
 # Scale bytes -------------------------------------------------------------------------------------
 
 
-def decode_scale_byte(byte, scale):
+def decode_scale_byte(byte, scale: str):
     """f32(byte) of a block scale; bit 7 of an e4m3 scale does not count."""
     if scale == "e4m3":
         return f32_of_e4m3(and_u32(byte, 0x7F))
