@@ -374,6 +374,7 @@ def run(
         An ordinal; None: the current device. It need not be current.
     machine
         A simulated machine (``nvfp4.simulate``) to run on instead; the arrays are then the host's.
+        One with a method ``record`` is given each launch, and nothing runs (``nvfp4.warm``).
 
     Raises
     ------
@@ -383,7 +384,12 @@ def run(
         See :func:`prepare`.
     """
     if machine is not None:
-        _simulate(launches, buffers, machine)
+        record = getattr(machine, "record", None)
+        if record is None:
+            _simulate(launches, buffers, machine)
+        else:
+            for launch in launches:
+                record(launch)
         return
     ordinal = current_device() if device is None else device
     status, current = driver().cuCtxGetDevice()

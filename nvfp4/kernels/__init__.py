@@ -1,13 +1,14 @@
 """Kernel bodies, a file a kernel; and the register of them all.
 
 ``KERNELS`` has every kernel by its name. It is made when it is first asked for, by importing the
-modules of this package and looking for the :class:`~nvfp4.program.Kernel` objects in them: a new
+modules of this package and looking for :class:`~nvfp4.program.Kernel` objects in them: a new
 file needs no entry anywhere. Importing one module of the package, as ``nvfp4.plans`` does, imports
 no other.
 
 A module says in ``VARIANTS`` which constants of its kernels the compile gates build: the name of a
-kernel -> a sequence of constants, each a mapping as ``Kernel.program`` takes it. The first is what
-``nvfp4 compile KERNEL`` shows. Those that only ``make test-slow`` builds stand in ``SLOW_VARIANTS``,
+kernel -> a sequence of constants, each a mapping as ``Kernel.program`` takes it; or one sequence,
+of which each kernel takes those mappings that have the names of its constants. The first is what
+``nvfp4 compile KERNEL`` shows. What only ``make test-slow`` builds stands in ``SLOW_VARIANTS``,
 of the same form. A kernel without constants needs no entry.
 """
 
@@ -46,9 +47,17 @@ def _register() -> tuple[Mapping[str, Kernel], Mapping[str, Any]]:
             if kernels.setdefault(value.name, value) is not value:
                 raise ValueError(f"two kernels have the name {value.name!r}")
             # A module may import another's kernel: the one that knows its variants is its own.
-            if value.name not in modules or value.name in getattr(module, "VARIANTS", {}):
+            if value.name not in modules or _listed(module, "VARIANTS", value):
                 modules[value.name] = module
     return MappingProxyType(dict(sorted(kernels.items()))), modules
+
+
+def _listed(module: Any, attribute: str, of: Kernel) -> tuple[Mapping[str, Any], ...]:
+    """The constants that a module lists for a kernel."""
+    listed = getattr(module, attribute, ())
+    if isinstance(listed, Mapping):
+        return tuple(listed.get(of.name, ()))
+    return tuple(entry for entry in listed if entry.keys() == of.constants.keys())
 
 
 def kernel(name: str) -> Kernel:
@@ -82,10 +91,10 @@ def variants(of: Kernel | str, *, slow: bool = False) -> tuple[Program, ...]:
     """
     found = kernel(of) if isinstance(of, str) else of
     module = _register()[1][found.name]
-    listed = tuple(getattr(module, "VARIANTS", {}).get(found.name, ()))
+    listed = _listed(module, "VARIANTS", found)
     if not listed and found.constants:
         raise ValueError(f"{module.__name__}.VARIANTS has no entry for the kernel {found.name!r}")
     if slow:
-        listed += tuple(getattr(module, "SLOW_VARIANTS", {}).get(found.name, ()))
+        listed += _listed(module, "SLOW_VARIANTS", found)
     programs = [found.program(**constants) for constants in listed or ({},)]
     return tuple(dict.fromkeys(programs))

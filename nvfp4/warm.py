@@ -1,0 +1,340 @@
+"""Which programs a list of calls needs, found by making the calls without running anything.
+
+``nvfp4 compile --shapes FILE`` fills a cache before a server starts. FILE is a JSON list of calls::
+
+    [
+      {"call": "quantize", "format": "nvfp4", "shape": [4096, 7168], "encode_scale": "row_amax"},
+      {"call": "matmul", "a": "bfloat16", "b": "mxfp4", "m": [1, 8, 512], "n": 5760, "k": 2880},
+      {"call": "grouped_matmul", "a": "bfloat16", "b": "mxfp4", "m": [4, 64], "n": 5760,
+       "k": 2880, "experts": 32}
+    ]
+
+A value that is a list (but for ``shape``) stands for each of its items in turn. Each call is then
+made by the public function of that name, on memory that is reserved and never touched, and on a
+machine that notes what it is told to launch. So what is built is what the same call on a GPU asks
+for.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import inspect
+import itertools
+import json
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from . import api, arrays, epilogues
+from .formats import FORMATS, block_format
+from .launch import Launch
+from .layouts import allocated_tiles, codes_shape, scale_k_tiles, scale_shape
+from .program import Program
+from .sim import machine as _machine
+from .tensor import QTensor
+
+__all__ = ["CALLS", "expand", "programs", "read_shapes"]
+
+_ALIGNMENT = 256  # what allocators of GPU memory give
+
+
+class _Recorder(_machine.Machine):
+    """A machine that runs nothing, and notes every launch."""
+
+    def __init__(self, arch: str) -> None:
+        super().__init__(arch)
+        self.launches: list[Launch] = []
+
+    def record(self, launch: Launch) -> None:
+        """Note a launch."""
+        self.launches.append(launch)
+
+
+@contextlib.contextmanager
+def _recording(arch: str) -> Iterator[list[Launch]]:
+    recorder = _Recorder(arch)
+    token = _machine._machine.set(recorder)
+    try:
+        yield recorder.launches
+    finally:
+        _machine._machine.reset(token)
+
+
+def read_shapes(file: Path) -> list[dict[str, Any]]:
+    """The calls in a file, alternatives multiplied out.
+
+    Raises
+    ------
+    ValueError
+        The file is no JSON, or not a list of calls; the message says which entry is wrong.
+    """
+    try:
+        entries = json.loads(file.read_text(encoding="utf-8"))
+    except ValueError as error:
+        raise ValueError(f"{file} is not JSON: {error}") from error
+    if not isinstance(entries, list) or not all(isinstance(entry, dict) for entry in entries):
+        raise ValueError(f"{file} must have a list of calls, each an object")
+    calls = []
+    for number, entry in enumerate(entries, 1):
+        try:
+            calls += expand(entry)
+        except ValueError as error:
+            raise ValueError(f"{file}, call {number}: {error}") from error
+    return calls
+
+
+def expand(entry: Mapping[str, Any]) -> list[dict[str, Any]]:
+    """One call for each combination of the values that are lists.
+
+    Raises
+    ------
+    ValueError
+        No such call, or an option that it does not have, or lacks.
+    """
+    name = entry.get("call")
+    if name not in CALLS:
+        raise ValueError(f"call must be one of {', '.join(CALLS)}; got {name!r}")
+    options = inspect.signature(CALLS[name]).parameters
+    for key in entry:
+        if key not in options and key != "call":
+            raise ValueError(f"{name} takes {', '.join(options)}; got {key!r}")
+    for key, parameter in options.items():
+        if parameter.default is parameter.empty and key not in entry:
+            raise ValueError(f"{name} needs {key}")
+    alternatives = [
+        value if isinstance(value, list) and key != "shape" else [value]
+        for key, value in entry.items()
+    ]
+    return [dict(zip(entry, values, strict=True)) for values in itertools.product(*alternatives)]
+
+
+def programs(calls: Iterable[Mapping[str, Any]], arch: str) -> list[Program]:
+    """The programs that calls need on an architecture, each once.
+
+    Parameters
+    ----------
+    calls
+        From :func:`read_shapes`.
+    arch
+        Such as ``"sm_90a"``.
+
+    Raises
+    ------
+    TypeError, ValueError, UnsupportedError
+        What the call itself raises, with a note of which it was.
+    """
+    found: dict[Program, None] = {}
+    for call in calls:
+        options = dict(call)
+        with _recording(arch) as launches:
+            try:
+                CALLS[options.pop("call")](**options)
+            except Exception as error:
+                error.add_note(f"in the call {json.dumps(call)}")
+                raise
+        found |= dict.fromkeys(launch.program for launch in launches if not launch.empty)
+    return list(found)
+
+
+# --- arrays that nobody reads ---------------------------------------------------------------------
+
+
+def _array(shape: Iterable[int], dtype: str) -> np.ndarray:
+    """Memory as a GPU's allocator would align it; reserved, not touched."""
+    kind, shape = arrays.numpy_dtype(dtype), tuple(shape)
+    size = int(np.prod(shape)) * kind.itemsize
+    memory = np.empty(size + _ALIGNMENT, np.uint8)
+    start = -memory.ctypes.data % _ALIGNMENT
+    return memory[start : start + size].view(kind).reshape(shape)
+
+
+def _offsets(rows: int, groups: int, dtype: str) -> np.ndarray:
+    return np.linspace(0, rows, groups + 1).astype(dtype)
+
+
+def _scale(value: Any, count: int) -> Any:
+    """An encode scale or alpha: None, a number, a word, "array" (of one) or "by_expert"."""
+    if value == "array":
+        return np.ones((), np.float32)
+    return np.ones(count, np.float32) if value == "by_expert" else value
+
+
+def _qtensor(
+    format: str, shape: tuple[int, ...], scale_layout: str, offsets: np.ndarray | None = None
+) -> QTensor:
+    fmt = block_format(format)
+    scales = scale_shape(fmt, shape, scale_layout)
+    if offsets is not None and scale_layout == "tcgen":
+        tiles = allocated_tiles(shape[0], len(offsets) - 1)
+        scales = (tiles, scale_k_tiles(shape[-1] // fmt.block), 32, 4, 4)
+    return QTensor.from_parts(
+        _array(codes_shape(fmt, shape), "uint8"),
+        _array(scales, "uint8"),
+        fmt,
+        shape=shape,
+        scale_layout=scale_layout,
+        groups=offsets,
+    )
+
+
+def _operand(
+    kind: str, shape: tuple[int, ...], scale_layout: str, offsets: np.ndarray | None = None
+) -> Any:
+    """A QTensor where `kind` is a format, else an array of that dtype."""
+    if kind in FORMATS or kind == "mxfp8":
+        return _qtensor(kind, shape, scale_layout, offsets)
+    return _array(shape, kind)
+
+
+def _epilogue(name: str | None) -> Any:
+    if name is None:
+        return None
+    if name not in ("relu2", "swiglu"):
+        raise ValueError(f"epilogue must be null, relu2 or swiglu; got {name!r}")
+    return getattr(epilogues, name)()
+
+
+# --- calls ----------------------------------------------------------------------------------------
+
+
+def _quantize(
+    format: str,
+    shape: list[int],
+    dtype: str = "bfloat16",
+    encode_scale: Any = None,
+    scale_rounding: str = "rceil",
+    scale_layout: str = "tcgen",
+) -> None:
+    api.quantize(
+        _array(shape, dtype),
+        format,
+        encode_scale=_scale(encode_scale, shape[0]),
+        scale_rounding=scale_rounding,
+        scale_layout=scale_layout,
+    )
+
+
+def _grouped_quantize(
+    format: str,
+    shape: list[int],
+    groups: int,
+    dtype: str = "bfloat16",
+    index_dtype: str = "int32",
+    expert_ids: bool = False,
+    row_indices: int = 0,
+    encode_scale: Any = None,
+    scale_rounding: str = "rceil",
+    scale_layout: str = "tcgen",
+) -> None:
+    rows = row_indices or shape[0]
+    api.grouped_quantize(
+        _array(shape, dtype),
+        format,
+        row_offsets=_offsets(rows, groups, index_dtype),
+        expert_ids=np.arange(groups, dtype=index_dtype) if expert_ids else None,
+        row_indices=np.zeros(rows, index_dtype) if row_indices else None,
+        encode_scale=_scale(encode_scale, groups),
+        scale_rounding=scale_rounding,
+        scale_layout=scale_layout,
+    )
+
+
+def _dequantize(
+    format: str,
+    shape: list[int],
+    dtype: str = "bfloat16",
+    scale_layout: str = "tcgen",
+    groups: int = 0,
+    index_dtype: str = "int32",
+) -> None:
+    offsets = _offsets(shape[0], groups, index_dtype) if groups else None
+    _qtensor(format, tuple(shape), scale_layout, offsets).dequantize(dtype)
+
+
+def _interleave_scales(shape: list[int]) -> None:
+    api.interleave_scales(_array(shape, "uint8"))
+
+
+def _deinterleave_scales(shape: list[int]) -> None:
+    *lead, rows, blocks = shape
+    tiles = (*lead, -(-rows // 128), scale_k_tiles(blocks), 32, 4, 4)
+    api.deinterleave_scales(_array(tiles, "uint8"), (rows, blocks))
+
+
+def _prepared(b: QTensor, prepare: bool) -> QTensor:
+    if not prepare:
+        return b
+    prepared: QTensor = api.prepare_weights(b)  # type: ignore[attr-defined]
+    return prepared
+
+
+def _matmul(
+    a: str,
+    b: str,
+    m: int,
+    n: int,
+    k: int,
+    out_dtype: str = "bfloat16",
+    alpha: Any = 1.0,
+    epilogue: str | None = None,
+    scale_layout: str = "tcgen",
+    prepared: bool = False,
+) -> None:
+    api.matmul(
+        _operand(a, (m, k), scale_layout),
+        _prepared(_qtensor(b, (n, k), scale_layout), prepared),
+        alpha=_scale(alpha, 1),
+        out_dtype=out_dtype,
+        epilogue=_epilogue(epilogue),
+    )
+
+
+def _grouped_matmul(
+    a: str,
+    b: str,
+    m: int,
+    n: int,
+    k: int,
+    experts: int,
+    groups: int = 0,
+    index_dtype: str = "int32",
+    expert_ids: bool = False,
+    row_indices: int = 0,
+    out_dtype: str = "bfloat16",
+    alpha: Any = None,
+    epilogue: str | None = None,
+    scale_layout: str = "tcgen",
+    prepared: bool = False,
+) -> None:
+    groups = groups or experts
+    offsets = _offsets(row_indices or m, groups, index_dtype)
+    quantized = a in FORMATS or a == "mxfp8"
+    api.grouped_matmul(
+        _operand(a, (m, k), scale_layout, offsets if quantized else None),
+        _prepared(_qtensor(b, (experts, n, k), scale_layout), prepared),
+        row_offsets=offsets,
+        expert_ids=np.arange(groups, dtype=index_dtype) if expert_ids else None,
+        row_indices=np.zeros(row_indices, index_dtype) if row_indices else None,
+        alpha=_scale(alpha, experts),
+        out_dtype=out_dtype,
+        epilogue=_epilogue(epilogue),
+    )
+
+
+def _prepare_weights(format: str, shape: list[int], scale_layout: str = "tcgen") -> None:
+    _prepared(_qtensor(format, tuple(shape), scale_layout), True)
+
+
+#: Name in a file of shapes -> what makes the call; its parameters are the options of the call.
+CALLS: dict[str, Callable[..., None]] = {
+    "quantize": _quantize,
+    "grouped_quantize": _grouped_quantize,
+    "dequantize": _dequantize,
+    "interleave_scales": _interleave_scales,
+    "deinterleave_scales": _deinterleave_scales,
+    "prepare_weights": _prepare_weights,
+    "matmul": _matmul,
+    "grouped_matmul": _grouped_matmul,
+}

@@ -1,0 +1,87 @@
+"""Every kernel of the package is built for every target that it is made for, and looked into.
+
+``make test`` builds the first variant of each kernel for six targets, and the others for Hopper and
+Blackwell; ``make test-slow`` builds all for all. A class a target: processes can share them.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+
+import pytest
+
+from nvfp4 import compile as compiler
+from nvfp4.architectures import ARCHITECTURES, architectures_of
+from nvfp4.kernels import KERNELS, variants
+from nvfp4.program import Program
+
+FAST = ("sm_80", "sm_89", "sm_90a", "sm_100a", "sm_103a", "sm_120a")
+EVERY_VARIANT = ("sm_90a", "sm_100a")
+CONVERSION = "cvt.rn.satfinite.e2m1x2"
+IN_MACHINE_CODE = re.compile(r"\bF2FP\.\S*E2M1")
+
+
+def writes_e2m1(program: Program) -> bool:
+    """Whether a program is a quantiser to four bits."""
+    name = program.kernel.name
+    return "quantize" in name and "dequantize" not in name and (
+        dict(program.constants).get("ELEMENT") == "e2m1"
+    )  # fmt: skip
+
+
+def cases(arch: str) -> Iterator[object]:
+    """The programs to build for a target; those that only the slow gates build are marked."""
+    for name, kernel in KERNELS.items():
+        if arch not in architectures_of(kernel):
+            continue
+        try:
+            listed = len(variants(kernel))
+        except ValueError:  # test_every_kernel_has_variants_and_a_target says it
+            continue
+        for index, program in enumerate(variants(name, slow=True)):
+            fast = arch in FAST and (index == 0 or (index < listed and arch in EVERY_VARIANT))
+            marks = () if fast else (pytest.mark.slow,)
+            yield pytest.param(program, id=program.label, marks=marks)
+
+
+class Gate:
+    """What is asked of each program; a subclass names the target."""
+
+    arch = ""
+
+    def test_builds_without_spills_warnings_or_float64(self, program: Program) -> None:
+        binary, ptx = compiler.inspect(program, self.arch)
+        assert compiler.faults(binary, ptx) == ()
+        threads = program.kernel.threads or 1
+        assert binary.registers * threads <= 65536
+        if writes_e2m1(program):
+            # Blackwell converts to e2m1 in hardware; nothing before it can.
+            native = compiler.capability(self.arch)[:2] >= (10, 0)
+            assert (CONVERSION in ptx) is native
+
+
+def _class(arch: str) -> type:
+    decorate = pytest.mark.parametrize("program", list(cases(arch)))
+    made: type = type(f"Test_{arch}", (Gate,), {"arch": arch, "__module__": __name__})
+    return decorate(made)
+
+
+globals().update({f"Test_{arch}": _class(arch) for arch in ARCHITECTURES})
+
+
+def test_every_kernel_has_variants_and_a_target() -> None:
+    assert len(KERNELS) >= 1
+    for name, kernel in KERNELS.items():
+        assert kernel.name == name
+        assert architectures_of(kernel), name
+        assert variants(kernel) == variants(name)
+        assert len(set(variants(name, slow=True))) == len(variants(name, slow=True))
+
+
+@pytest.mark.parametrize("arch", ["sm_90a", "sm_100a"])
+def test_the_machine_code_of_a_quantiser_has_the_conversion_where_there_is_one(arch: str) -> None:
+    programs = [p for name in KERNELS for p in variants(name) if writes_e2m1(p)]
+    assert programs, "no quantiser to e2m1 among the variants"
+    code = compiler.sass(compiler.inspect(programs[0], arch)[0])
+    assert bool(IN_MACHINE_CODE.search(code)) is (arch == "sm_100a")

@@ -1,0 +1,102 @@
+from __future__ import annotations
+
+import inspect
+import resource
+from typing import Any
+
+import numpy as np
+import pytest
+
+import nvfp4
+from nvfp4 import launch, warm
+from nvfp4.sim import current_machine
+
+
+def labels(*calls: dict[str, Any], arch: str = "sm_90a") -> list[str]:
+    return [made.label for call in calls for made in warm.programs(warm.expand(call), arch)]
+
+
+def test_lists_stand_for_each_of_their_items() -> None:
+    calls = warm.expand(
+        {"call": "quantize", "format": ["nvfp4", "mxfp4"], "shape": [8, 64], "dtype": ["float32"]}
+    )
+    assert [(c["format"], c["shape"], c["dtype"]) for c in calls] == [
+        ("nvfp4", [8, 64], "float32"), ("mxfp4", [8, 64], "float32"),
+    ]  # fmt: skip
+
+
+def test_every_call_is_a_public_function_or_method() -> None:
+    for name in warm.CALLS:
+        assert hasattr(nvfp4, name) or hasattr(nvfp4.QTensor, name) or name == "prepare_weights"
+
+
+@pytest.mark.parametrize("encode", [None, 2.0, "array", "amax", "row_amax"], ids=str)
+@pytest.mark.parametrize("format", ["nvfp4", "mxfp4"])
+def test_what_is_built_is_what_the_call_launches(
+    format: str, encode: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The programs found without running are those that the same call runs."""
+    if encode == "row_amax" and format != "nvfp4":
+        encode = None
+    launched: list[str] = []
+    real = launch._simulate
+
+    def note(launches: Any, buffers: Any, machine: Any) -> None:
+        launched.extend(item.program.label for item in launches)
+        real(launches, buffers, machine)
+
+    monkeypatch.setattr(launch, "_simulate", note)
+    x = np.ones((4, 64), np.float32)
+    scale = np.ones((), np.float32) if encode == "array" else encode
+    with nvfp4.simulate(arch="sm_90a", checks=False):
+        nvfp4.quantize(x, format, encode_scale=scale)
+    assert launched
+    call = {"call": "quantize", "format": format, "shape": [4, 64], "dtype": "float32"}
+    assert labels(call | {"encode_scale": encode}) == list(dict.fromkeys(launched))
+
+
+def test_each_program_is_named_once() -> None:
+    calls = warm.expand({"call": "quantize", "format": "mxfp4", "shape": [8, 64]}) * 3
+    assert len(warm.programs(calls, "sm_90a")) == 1
+
+
+def test_grouped_calls_and_dequantisation_are_found() -> None:
+    found = labels(
+        {"call": "grouped_quantize", "format": "mxfp4", "shape": [64, 64], "groups": 4,
+         "row_indices": 128, "expert_ids": True, "index_dtype": "int64"},
+        {"call": "dequantize", "format": "nvfp4", "shape": [64, 64]},
+        {"call": "dequantize", "format": "nvfp4", "shape": [64, 64], "groups": 4},
+        {"call": "deinterleave_scales", "shape": [64, 4]},
+    )  # fmt: skip
+    assert [label.partition("[")[0] for label in found] == [
+        "grouped_quantize", "dequantize", "grouped_dequantize", "deinterleave_scales",
+    ]  # fmt: skip
+    assert "INDICES=int64" in found[0] and "IDS=int64" in found[0]
+
+
+def test_huge_shapes_touch_no_memory() -> None:
+    before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    labels({"call": "quantize", "format": "nvfp4", "shape": [1 << 20, 7168]})  # 15 GB
+    assert resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before < 1 << 20  # KiB
+
+
+def test_the_callers_machine_is_as_before_even_after_an_error() -> None:
+    with nvfp4.simulate(arch="sm_90a") as machine:
+        with pytest.raises(ValueError) as caught:
+            labels({"call": "quantize", "format": "nvfp4", "shape": [1, 17]})
+        assert current_machine() is machine
+    assert "in the call" in caught.value.__notes__[0]
+    assert current_machine() is None
+
+
+def test_arrays_are_aligned_as_on_a_gpu() -> None:
+    for shape in ((1,), (3, 5), (1000, 17)):
+        assert warm._array(shape, "bfloat16").ctypes.data % 256 == 0
+    assert warm._array((0, 4), "uint8").shape == (0, 4)
+
+
+def test_the_options_of_a_call_have_the_public_defaults() -> None:
+    public = inspect.signature(nvfp4.quantize).parameters
+    mine = inspect.signature(warm.CALLS["quantize"]).parameters
+    for name in ("encode_scale", "scale_rounding", "scale_layout"):
+        assert mine[name].default == public[name].default
