@@ -13,7 +13,7 @@ from . import _parts
 from .arrays import Array, as_array, as_bytes, full
 from .formats import FORMATS, BlockFormat, block_format
 
-__all__ = ["Parts", "QTensor", "check_readable", "make"]
+__all__ = ["Parts", "QTensor", "check_scale_bytes", "make"]
 
 
 class Parts(NamedTuple):
@@ -284,15 +284,18 @@ def _check_values(q: QTensor, parts: Parts) -> None:
             _parts.check_tile_starts(parts.tile_starts, parts.groups, parts.scales.shape[0])
 
 
-def check_readable(name: str, q: QTensor) -> Parts:
-    """The parts of a tensor that is to be read: on the host, no nvfp4 scale may have a sign."""
+def check_scale_bytes(name: str, q: QTensor) -> None:
+    """Where the host reads a tensor: no nvfp4 scale has a sign."""
     parts = q.parts
-    if parts.codes.device is None:
-        fmt = FORMATS[q.format]
-        _parts.scale_bytes(
-            name, parts.scales, q.shape, fmt, q.scale_layout, parts.groups, parts.tile_starts
-        )
-    return parts
+    _parts.scale_bytes(
+        name,
+        parts.scales,
+        q.shape,
+        FORMATS[q.format],
+        q.scale_layout,
+        parts.groups,
+        parts.tile_starts,
+    )
 
 
 def _no_arithmetic(symbol: str) -> Callable[..., NoReturn]:

@@ -11,7 +11,7 @@ from .._parts import check_contiguous, check_dtype
 from ..arrays import Array
 from ..epilogue import Epilogue
 from ..formats import FORMATS
-from ..tensor import Parts, QTensor, check_readable
+from ..tensor import Parts, QTensor, check_scale_bytes
 from ._encode import real_number
 from ._out import check_qtensor, decode_on_host
 
@@ -66,6 +66,7 @@ class Operand(NamedTuple):
         q, parts = self.q, self.parts
         if q is None or parts is None:
             raise ValueError(f"{self.name} has no array")
+        check_scale_bytes(f"{self.name}.scales", q)
         return golden.element_scale_product(
             arrays.host(parts.codes),
             arrays.host(parts.scales),
@@ -139,7 +140,6 @@ def read_operand(
         operand = Operand(name, array.shape, array, None)
     else:
         check_qtensor(name, value)
-        check_readable(f"{name}.scales", value)
         operand = Operand(name, value.shape, None, value)
     if len(operand.shape) != len(axes):
         raise ValueError(f"{name} must have shape [{', '.join(axes)}]; got {operand.shape}")

@@ -18,6 +18,7 @@ import numpy as np
 import pytest
 
 import nvfp4
+from nvfp4.api import _place
 from tests.vectorlib import same_values
 
 from . import stubs
@@ -628,3 +629,135 @@ def test_in_a_cudasim_process_numpy_arrays_run_kernels_and_gpu_arrays_raise() ->
         timeout=120,
     )
     assert done.returncode == 0, done.stderr
+
+
+# --- products: what plans and kernels are told ----------------------------------------------------
+
+
+def on_device(cupy: stubs.Cupy, q: nvfp4.QTensor) -> nvfp4.QTensor:
+    return nvfp4.QTensor.from_parts(
+        cupy.asarray(q.codes),
+        cupy.asarray(q.scales),
+        q.format,
+        shape=q.shape,
+        decode_scale=cupy.asarray(q.decode_scale),
+        scale_layout=q.scale_layout,
+        groups=None if q.groups is None else cupy.asarray(q.groups),
+    )
+
+
+def test_a_product_of_two_tensors_is_planned_and_bound(card: Card, cupy: stubs.Cupy) -> None:
+    a = on_device(cupy, nvfp4.quantize(X, "nvfp4", encode_scale="row_amax"))
+    b = on_device(cupy, nvfp4.quantize(values(7, 64), "mxfp4", scale_layout="linear"))
+    alpha = cupy.asarray(np.float32(0.5))
+    out = nvfp4.matmul(a, b, alpha=alpha, stream=5)
+    assert card.planned[-1][0] == "matmul"
+    assert card.facts == {
+        "arch": "sm_90a", "rows": 5, "columns": 7, "depth": 64,
+        "a_format": "nvfp4", "a_dtype": None, "a_layout": "tcgen", "decode_a": "row",
+        "b_format": "mxfp4", "b_dtype": None, "b_layout": "linear", "decode_b": "scalar",
+        "out_dtype": "bfloat16", "epilogue": None, "alpha": "array",
+    }  # fmt: skip
+    bound = {name: getattr(value, "owner", value) for name, value in card.buffers.items()}
+    assert bound == {
+        "out": out, "alpha": alpha, "a": None, "b": None,
+        "a_codes": a.codes, "a_scales": a.scales, "a_decode": a.decode_scale,
+        "b_codes": b.codes, "b_scales": b.scales, "b_decode": b.decode_scale,
+    }  # fmt: skip
+    assert (out.shape, out.dtype.name) == ((5, 7), "bfloat16")
+    assert card.launched[-1][1] == {"stream": 5, "device": 0}
+
+
+def test_a_plain_operand_is_bound_with_its_row_stride(card: Card, cupy: stubs.Cupy) -> None:
+    b = on_device(cupy, nvfp4.quantize(values(7, 64), "nvfp4"))
+    a = stubs.CupyArray(np.zeros((5, 100), ml_dtypes.bfloat16)[:, :64])
+    bias = cupy.asarray(np.zeros(7, np.float16))
+    epilogue = nvfp4.epilogues.bias(bias)
+    out = cupy.asarray(np.zeros((5, 7), np.float32))
+    assert nvfp4.matmul(a, b, out=out, out_dtype="float32", alpha=2, epilogue=epilogue) is out
+    facts = card.facts
+    assert (facts["a_format"], facts["a_dtype"], facts["a_row_stride"]) == (None, "bfloat16", 100)
+    assert (facts["decode_a"], facts["alpha"]) == ("none", "value")
+    assert facts["epilogue"] == epilogue.code(("float16",))
+    assert card.buffers["a"].owner is a
+    assert card.buffers["alpha"] == np.float32(2)
+    assert card.buffers["epilogue_0"].owner is bias
+    with says(ValueError, "a must be contiguous along its last axis"):
+        nvfp4.matmul(stubs.CupyArray(np.zeros((64, 5), np.float16).T), b)
+    with says(ValueError, "epilogue array 0", "same device as a"):
+        nvfp4.matmul(a, b, epilogue=nvfp4.epilogues.bias(np.zeros(7, np.float32)))
+    with says(ValueError, "out must not overlap epilogue array 0"):
+        memory = cupy.asarray(np.zeros((5, 7), np.float32))
+        more = nvfp4.epilogues.bias(memory[2])
+        nvfp4.matmul(a, b, out=memory, out_dtype="float32", epilogue=more)
+
+
+def test_a_grouped_product_is_planned_and_bound(card: Card, cupy: stubs.Cupy) -> None:
+    a = on_device(cupy, nvfp4.grouped_quantize(X, "mxfp8", row_offsets=OFFSETS))
+    b = on_device(cupy, nvfp4.quantize(values(3, 7, 64), "nvfp4", encode_scale=SCALE))
+    ids, alpha = cupy.asarray(IDS), cupy.asarray(SCALE)
+    out = nvfp4.grouped_matmul(
+        a, b, row_offsets=a.groups, expert_ids=ids, alpha=alpha, out_dtype="float16"
+    )
+    assert card.planned[-1][0] == "grouped_matmul"
+    assert card.facts == {
+        "arch": "sm_90a", "input_rows": 5, "rows": 5, "columns": 7, "depth": 64, "experts": 3,
+        "groups": 3, "has_expert_ids": True, "has_row_indices": False, "has_tile_starts": False,
+        "offsets_dtype": "int32", "ids_dtype": "int64", "indices_dtype": None,
+        "starts_dtype": None, "a_format": "mxfp8_e4m3", "a_dtype": None,
+        "a_layout": "tcgen_grouped", "decode_a": "group", "b_format": "nvfp4", "b_dtype": None,
+        "b_layout": "tcgen", "decode_b": "batch", "out_dtype": "float16", "epilogue": None,
+        "alpha": "expert",
+    }  # fmt: skip
+    bound = {name: getattr(value, "owner", value) for name, value in card.buffers.items()}
+    assert bound == {
+        "out": out, "alpha": alpha, "a": None, "b": None,
+        "row_offsets": a.groups, "expert_ids": ids, "row_indices": None, "tile_starts": None,
+        "a_codes": a.codes, "a_scales": a.scales, "a_decode": a.decode_scale,
+        "b_codes": b.codes, "b_scales": b.scales, "b_decode": b.decode_scale,
+    }  # fmt: skip
+
+
+def test_a_grouped_product_of_picked_rows_has_a_row_for_each_index(
+    card: Card, cupy: stubs.Cupy
+) -> None:
+    b = on_device(cupy, nvfp4.quantize(values(3, 7, 64), "nvfp4"))
+    indices = cupy.asarray(INDICES)
+    for a in (
+        cupy.asarray(X.astype(np.float16)),
+        on_device(cupy, nvfp4.quantize(X, "nvfp4", scale_layout="linear")),
+    ):
+        out = nvfp4.grouped_matmul(a, b, row_offsets=cupy.asarray(OFFSETS), row_indices=indices)
+        assert out.shape == (6, 7)
+        assert (card.facts["input_rows"], card.facts["rows"]) == (5, 6)
+        assert card.buffers["row_indices"].owner is indices
+
+
+def test_a_quantised_product_is_a_tensor(card: Card, cupy: stubs.Cupy) -> None:
+    a = on_device(cupy, nvfp4.quantize(X, "nvfp4"))
+    b = on_device(cupy, nvfp4.quantize(values(32, 64), "nvfp4"))
+    out = nvfp4.matmul(a, b, out_dtype="mxfp8")
+    assert (out.format, out.shape, out.scale_layout) == ("mxfp8_e4m3", (5, 32), "tcgen")
+    facts = ("out_dtype", "out_layout", "out_tiles", "has_out_tile_starts")
+    assert [card.facts[name] for name in facts] == ["mxfp8_e4m3", "tcgen", None, False]
+    names = ("out_codes", "out_scales", "out_decode", "out_tile_starts")
+    owners = [getattr(card.buffers[name], "owner", None) for name in names]
+    assert owners == [out.codes, out.scales, out.decode_scale, None]
+    again = nvfp4.matmul(a, b, out_dtype="mxfp8", out=out)
+    assert again is out
+    stack = on_device(cupy, nvfp4.quantize(values(3, 32, 64), "nvfp4"))
+    offsets = cupy.asarray(OFFSETS)
+    rows = cupy.asarray(X.astype(np.float16))
+    grouped = nvfp4.grouped_matmul(rows, stack, row_offsets=offsets, out_dtype="nvfp4")
+    assert grouped.groups is offsets
+    assert grouped.scales.shape == (4, 1, 32, 4, 4)
+    assert grouped.decode_scale.shape == (3,)
+    assert card.facts["out_tiles"] == 4
+
+
+def test_without_a_kernel_there_is_a_clear_error(
+    card: Card, cupy: stubs.Cupy, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(_place, "_planner", lambda: types.SimpleNamespace())
+    with says(nvfp4.UnsupportedError, "kernel for quantize", "sm_90a", "golden"):
+        nvfp4.quantize(cupy.asarray(X), "nvfp4")
