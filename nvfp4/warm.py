@@ -21,6 +21,8 @@ import contextlib
 import inspect
 import itertools
 import json
+import math
+import mmap
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
@@ -36,8 +38,6 @@ from .sim import machine as _machine
 from .tensor import QTensor
 
 __all__ = ["CALLS", "expand", "programs", "read_shapes"]
-
-_ALIGNMENT = 256  # what allocators of GPU memory give
 
 
 class _Recorder(_machine.Machine):
@@ -142,12 +142,13 @@ def programs(calls: Iterable[Mapping[str, Any]], arch: str) -> list[Program]:
 
 
 def _array(shape: Iterable[int], dtype: str) -> np.ndarray:
-    """Memory as a GPU's allocator would align it; reserved, not touched."""
+    """Addresses, aligned as by a GPU's allocator, with no memory behind them."""
     kind, shape = arrays.numpy_dtype(dtype), tuple(shape)
-    size = int(np.prod(shape)) * kind.itemsize
-    memory = np.empty(size + _ALIGNMENT, np.uint8)
-    start = -memory.ctypes.data % _ALIGNMENT
-    return memory[start : start + size].view(kind).reshape(shape)
+    size = math.prod(shape) * kind.itemsize
+    # Pages that cannot be written cost the system nothing, so there may be more than it has.
+    flags = mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS
+    pages = mmap.mmap(-1, max(size, 1), flags=flags, prot=mmap.PROT_READ)
+    return np.frombuffer(pages, np.uint8, size).view(kind).reshape(shape)
 
 
 def _offsets(rows: int, groups: int, dtype: str) -> np.ndarray:
