@@ -60,8 +60,11 @@ def run_on_cluster(
 
 @contextmanager
 def _client(workers: int | None, scheduler: str | None) -> Iterator[Any]:
-    from distributed import Client, LocalCluster
+    import distributed
 
+    # The package has annotations in part: calls of the rest count as untyped.
+    Client: Any = distributed.Client
+    LocalCluster: Any = distributed.LocalCluster
     if scheduler is not None:
         try:
             client = Client(scheduler, timeout="10s", set_as_default=False)
@@ -90,8 +93,9 @@ def _client(workers: int | None, scheduler: str | None) -> Iterator[Any]:
 def _run(
     client: Any, jobs: list[FileJob], finished: Callable[[Record], None], report: Report
 ) -> None:
-    from distributed import as_completed
+    import distributed
 
+    as_completed: Any = distributed.as_completed
     # The longest first: the end is then not spent waiting for one large file.
     ordered = sorted(jobs, key=lambda job: -job.nbytes)
     futures = {

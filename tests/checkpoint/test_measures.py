@@ -83,7 +83,8 @@ DAMAGES: dict[str, tuple[dict[str, np.ndarray | None], str, str]] = {
         {"model.norm.weight": np.zeros(64, "float16")}, "model.norm.weight", "was BF16",
     ),
     "another shape": (
-        {"model.norm.weight": np.zeros(63, ml_dtypes.bfloat16)}, "model.norm.weight", "was BF16 [64",
+        {"model.norm.weight": np.zeros(63, ml_dtypes.bfloat16)},
+        "model.norm.weight", "was BF16 [64",
     ),
     "a tensor too few": ({"model.norm.weight": None}, "model.norm.weight", "missing"),
     "a tensor too many": ({"new": np.zeros(3, "float32")}, "new", "not in"),
