@@ -1,6 +1,6 @@
 """From a program to machine code: body -> LTO-IR -> cubin, behind a cache.
 
-Numba compiles a body to LTO-IR, nvJitLink links that with link-time optimisation (``cuda.core``).
+Numba compiles a body to LTO-IR, nvJitLink links that with link-time optimisation.
 Never PTX through nvJitLink: it compiles PTX as relocatable code, which serialises wgmma. No GPU and
 no driver takes part, so every target can be built anywhere. A cache hit imports none of this.
 """
@@ -104,18 +104,44 @@ def _compile(program: Program, arch: str, *, ptx: bool) -> tuple[Binary, str]:
 
 
 def _link(ltoir: bytes, arch: str, target: str) -> tuple[bytes, str]:
-    """Link LTO-IR to ``"cubin"`` or ``"ptx"``; returns it and the log."""
+    """Link LTO-IR to ``"cubin"`` or ``"ptx"``; returns it and the log.
+
+    A product and a sum are never contracted to one rounding (``-fma=0``): what a body, or a user's
+    epilogue, writes as two operations rounds twice, as in the golden model and the simulator. An
+    fma is asked for by its instruction. ``cuda.core.Linker`` cannot pass that option.
+    """
     try:
-        from cuda.core import Linker, LinkerOptions, ObjectCode
+        from cuda.bindings import nvjitlink
     except ImportError as error:
-        raise ToolchainError("compiling a kernel needs cuda-core: pip install cuda-core") from error
-    options: dict[str, Any] = {"ptx": True} if target == "ptx" else {"ptxas_options": ["-v"]}
-    linker = Linker(
-        ObjectCode.from_ltoir(ltoir),
-        options=LinkerOptions(arch=arch, link_time_optimization=True, **options),
-    )
-    linked = linker.link(target)
-    return bytes(linked.code), f"{linker.get_info_log()}\n{linker.get_error_log()}"
+        raise ToolchainError(
+            "compiling a kernel needs cuda-bindings: pip install cuda-bindings"
+        ) from error
+    options = [f"-arch={arch}", "-lto", "-fma=0", "-ptx" if target == "ptx" else "-Xptxas=-v"]
+    handle = nvjitlink.create(len(options), options)
+    try:
+        try:
+            nvjitlink.add_data(handle, nvjitlink.InputType.LTOIR, ltoir, len(ltoir), "kernel")
+            nvjitlink.complete(handle)
+        except nvjitlink.nvJitLinkError as error:
+            error.add_note(_log(nvjitlink, handle))
+            raise
+        size = getattr(nvjitlink, f"get_linked_{target}_size")(handle)
+        linked = bytearray(size)
+        getattr(nvjitlink, f"get_linked_{target}")(handle, linked)
+        return bytes(linked), _log(nvjitlink, handle)
+    finally:
+        nvjitlink.destroy(handle)
+
+
+def _log(nvjitlink: Any, handle: int) -> str:
+    """What the linker has to say: its information, then its errors."""
+    texts = []
+    for kind in ("info", "error"):
+        text = bytearray(getattr(nvjitlink, f"get_{kind}_log_size")(handle))
+        if text:
+            getattr(nvjitlink, f"get_{kind}_log")(handle, text)
+        texts.append(text.rstrip(b"\0").decode(errors="replace"))
+    return "\n".join(texts)
 
 
 def sass(binary: Binary) -> str:

@@ -89,7 +89,7 @@ def test_the_gate_stops_spilled_registers(arch: str) -> None:
 def test_the_gate_stops_arithmetic_in_float64() -> None:
     binary, ptx = compiler.inspect(IN_DOUBLE.program(), "sm_90a")
     (fault,) = compiler.faults(binary, ptx)
-    assert fault.startswith("computes in float64: ") and "mul.f64" in fault
+    assert fault.startswith("computes in float64: ") and "mul.rn.f64" in fault
 
 
 def test_the_gate_stops_what_the_assembler_drops_or_serialises() -> None:
