@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from nvfp4 import golden
-from nvfp4.formats import MXFP4, NVFP4, BlockFormat
+from nvfp4.formats import MXFP4, MXFP8_E4M3, NVFP4, BlockFormat
 from props.strategies import dtypes, encode_scales, formats, matrices, mx_formats, roundings
 from tests import exact
 
@@ -87,8 +87,11 @@ def canonical(codes, scales, fmt: BlockFormat) -> np.ndarray:
 def test_quantising_dequantised_canonical_blocks_gives_the_same_bytes(data, fmt, dtype):
     x = data.draw(matrices(fmt, dtype))
     codes, scales = linear(x, fmt)
-    again = linear(values_of(codes, scales, fmt, x.shape), fmt)
-    kept = canonical(codes, scales, fmt)
+    values = values_of(codes, scales, fmt, x.shape)
+    again = linear(values, fmt)
+    # The largest code of a block near the top of float32 may stand for more than float32 holds.
+    overflows = np.isinf(values).reshape(*scales.shape, -1).any(axis=2)
+    kept = canonical(codes, scales, fmt) & ~overflows
     np.testing.assert_array_equal(again[1][kept], scales[kept])
     np.testing.assert_array_equal(by_block(again[0], fmt)[kept], by_block(codes, fmt)[kept])
 
@@ -121,6 +124,8 @@ def test_quantising_dequantised_mx_blocks_keeps_their_values(data, fmt):
         (NVFP4, 9 * 2.0**-9, 2, 6, 1, 7),
         # amax / 6 is just over half a step: scale 1 step, code 3; 3 / 6 is a tie and goes to 0.
         (NVFP4, 3.0625 * 2.0**-9, 1, 5, 0, 0),
+        # The largest float32 rounds up to 2^128, which it reads back as infinity.
+        (MXFP8_E4M3, np.finfo(np.float32).max, 247, 0x78, 254, 0x7E),
     ],
 )
 def test_these_blocks_are_not_canonical(fmt, amax, scale, code, scale_again, code_again):
