@@ -56,6 +56,38 @@ def reverse(x, y, count):
 REVERSE = Kernel("reverse", reverse, ("u32*", "u32*", "i64"))
 
 
+def far(x, y, offset):
+    """Reverse a block's values by way of shared memory, `offset` bytes from its start."""
+    i = cuda.threadIdx.x + 0
+    place = shared_base() + offset
+    st_shared_u32(place + 4 * (THREADS - 1 - i), x[i])
+    cuda.syncthreads()
+    y[i] = ld_shared_u32(place + 4 * i)
+
+
+FAR = Kernel("far", far, ("u32*", "u32*", "i64"), threads=THREADS)
+
+
+@instruction("u32()", asm="mov.u32 $0, %cluster_ctarank;", min_cc=(9, 0))
+def cluster_rank():
+    """Which block of its cluster this one is."""
+
+
+@instruction("u32()", asm="mov.u32 $0, %cluster_nctarank;", min_cc=(9, 0))
+def cluster_size():
+    """Number of blocks of the cluster."""
+
+
+def clusters(ranks, sizes):
+    """Each block says which of its cluster it is."""
+    if cuda.threadIdx.x == 0:
+        ranks[cuda.blockIdx.x] = cluster_rank()
+        sizes[cuda.blockIdx.x] = cluster_size()
+
+
+CLUSTERS = Kernel("clusters", clusters, ("u32*", "u32*"), min_cc=(9, 0))
+
+
 def chain(x, y, count):
     """y = x + 1, begun while the kernel ahead of it still runs."""
     griddepcontrol_launch_dependents()
