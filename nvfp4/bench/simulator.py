@@ -56,7 +56,7 @@ def measure(repeats: int = 5) -> dict[str, float]:
 
     if "nvfp4.sim.cudasim" in sys.modules:
         raise RuntimeError("Numba's simulator is replaced already: measure in a fresh process")
-    module, _, _ = _numba.simulator_modules()
+    module, *_ = _numba.simulator_modules()
     # Numba's simulator wants the module as a global of the kernel.
     globals()["cuda"] = module
     kernel = module.jit(reverse)  # type: ignore[attr-defined]

@@ -86,7 +86,7 @@ class Block:
         else:
             self.shared = SharedMemory(launch.shared_bytes)
         count = len(launch.thread_indices)
-        self.live = count
+        self.live: int = count
         self.nobody: list[int] = [0] * count
         self.warps = [Warp(self, number) for number in range(-(-count // 32))]
         self.threads = [

@@ -23,6 +23,7 @@ from .. import _numba
 from . import facade
 from .arrays import CheckedArray
 from .errors import Finding
+from .libdevice import model as libdevice_model
 from .machine import Machine, current_machine, default_machine
 from .memory import GlobalRegion
 
@@ -186,7 +187,7 @@ def install() -> None:
     ToolchainError
         The process was not started with ``NUMBA_ENABLE_CUDASIM=1``, or numba-cuda is missing.
     """
-    module, kernel, as_dtype = _numba.simulator_modules()
+    module, kernel, libdevice, as_dtype = _numba.simulator_modules()
     runner = _Runner(module, kernel)
 
     def call(self: Any, *args: Any) -> Any:
@@ -197,6 +198,9 @@ def install() -> None:
         if not name.startswith("_") and name not in ("gridDim", "blockDim"):
             setattr(facade.Cuda, name, kind)
     facade.type_to_dtype = as_dtype
+    for name, value in vars(libdevice).items():
+        if isinstance(value, FunctionType) and value.__module__ == libdevice.__name__:
+            setattr(libdevice, name, libdevice_model(name))
     setattr(module, "jit", _remembering(module.jit, kernel.FakeCUDAKernel))  # noqa: B010
 
 

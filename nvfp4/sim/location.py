@@ -8,6 +8,9 @@ from collections.abc import Callable, Iterator
 from types import CodeType, FrameType, TracebackType
 from typing import TYPE_CHECKING, Any, TypeVar
 
+import greenlet
+import numpy
+
 from .errors import Finding
 
 if TYPE_CHECKING:
@@ -16,22 +19,17 @@ if TYPE_CHECKING:
 _Function = TypeVar("_Function", bound=Callable[..., Any])
 
 _PACKAGE = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
-# Not the kernel's: this package's engine and models, the standard library (contextlib, pdb), and
-# what a kernel's Python arithmetic runs through.
+_LIBRARY = sysconfig.get_paths()["stdlib"]
+# Not the kernel's: this package's machine and models, and what a kernel's Python runs through.
 _FOREIGN = (
     os.path.join(_PACKAGE, "sim") + os.sep,
     os.path.join(_PACKAGE, "ptx") + os.sep,
     os.path.join(_PACKAGE, "_numba.py"),
-    sysconfig.get_paths()["stdlib"] + os.sep + "contextlib",
-    sysconfig.get_paths()["stdlib"] + os.sep + "pdb",
-    sysconfig.get_paths()["stdlib"] + os.sep + "bdb",
-    sysconfig.get_paths()["stdlib"] + os.sep + "functools",
+    *(os.path.join(_LIBRARY, name) for name in ("contextlib.", "functools.", "pdb.", "bdb.")),
+    *(os.path.dirname(str(module.__file__)) + os.sep for module in (greenlet, numpy)),
     "<frozen",
 )
-_FOREIGN_PARTS = tuple(
-    os.sep + name + os.sep
-    for name in ("greenlet", "numpy", "ml_dtypes", os.path.join("cuda", "simulator"))
-)
+_NUMBAS_SIMULATOR = os.path.join("numba", "cuda", "simulator") + os.sep
 _known: dict[CodeType, bool] = {}
 
 
@@ -46,7 +44,7 @@ def is_kernel_code(code: CodeType) -> bool:
     known = _known.get(code)
     if known is None:
         name = code.co_filename
-        known = not name.startswith(_FOREIGN) and not any(part in name for part in _FOREIGN_PARTS)
+        known = not name.startswith(_FOREIGN) and _NUMBAS_SIMULATOR not in name
         _known[code] = known
     return known
 

@@ -1,6 +1,7 @@
-"""Users' kernels in a process with NUMBA_ENABLE_CUDASIM=1: run by test_numba_simulator.py, one JSON line a scenario.
+"""Users' kernels in a process with NUMBA_ENABLE_CUDASIM=1: one JSON line a scenario.
 
-Nothing here knows of nvfp4 but the first import, which may come before or after the kernels are made.
+Nothing here knows of nvfp4 but the first import, which may come before or after the kernels are
+made.
 """
 
 from __future__ import annotations
@@ -12,9 +13,10 @@ import traceback
 
 import numpy as np
 from numba import cuda, float32, int32
+from numba.cuda import libdevice
 
 import nvfp4
-import nvfp4.sim.cudasim  # noqa: F401
+import nvfp4.sim.cudasim
 
 SCENARIOS = {}
 FULL = 0xFFFFFFFF
@@ -25,7 +27,8 @@ def scenario(function):
     return function
 
 
-# Kernels that are right ----------------------------------------------------------------------------
+# Kernels that are right
+# ----------------------------------------------------------------------------
 
 
 @cuda.jit
@@ -188,6 +191,34 @@ def slices_and_shapes():
 
 
 @cuda.jit
+def mathematics(out):
+    out[0] = libdevice.fmaf_rn(out[0], out[1], out[2])
+    out[3] = libdevice.int_as_float(libdevice.float_as_int(out[3]) + 1)
+    out[4] = libdevice.expf(out[4])
+    out[5] = libdevice.fdiv_rn(out[5], 3)
+    out[6] = libdevice.clzll(1) + libdevice.umax(-1, 1) / 2**32
+    out[7] = libdevice.floorf(out[7])
+
+
+@scenario
+def functions_of_libdevice():
+    tiny = 2.0**-12
+    out = np.array([1 + tiny, 1 + tiny, -1 - 2 * tiny, 1, 0, 1, 0, -1.5], np.float32)
+    mathematics[1, 1](out)
+    return out.tolist()
+
+
+@cuda.jit
+def missing_function(out):
+    out[0] = libdevice.erfcxf(out[0])
+
+
+@scenario
+def a_function_that_is_missing():
+    missing_function[1, 1](np.zeros(1, np.float32))
+
+
+@cuda.jit
 def nothing(out):
     out[0] = 1
 
@@ -225,7 +256,8 @@ def the_name_cuda_is_numbas_again_after_a_launch():
     return [after_success, globals()["cuda"] is numba.cuda]
 
 
-# Kernels with a mistake ----------------------------------------------------------------------------
+# Kernels with a mistake
+# ----------------------------------------------------------------------------
 
 
 @cuda.jit

@@ -1,4 +1,5 @@
-"""What ``cuda`` is in a simulated kernel: scalar functions, shared and local arrays, atomic operations."""
+"""What ``cuda`` is in a simulated kernel: scalar functions, shared and local arrays, atomic "
+"operations."""
 
 from __future__ import annotations
 

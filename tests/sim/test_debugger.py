@@ -8,7 +8,7 @@ import subprocess
 import sys
 import textwrap
 
-SCRIPT = '''
+SCRIPT = """
 import numpy as np
 import nvfp4
 from nvfp4.sim import GlobalPointer, cuda
@@ -32,7 +32,7 @@ out = np.zeros(4, np.int32)
 with nvfp4.simulate() as machine:
     machine.run(body, 1, 4, 0, (GlobalPointer(out, "i32", "out"),))
 print("result", out.tolist())
-'''
+"""
 
 
 def debug(tmp_path, commands):
@@ -52,9 +52,7 @@ def debug(tmp_path, commands):
 
 
 def test_variables_can_be_read_and_steps_go_over_the_barrier(tmp_path):
-    done, answers = debug(
-        tmp_path, ["p i, int(shared[2])", "n", "n", "p a", "n", "p int(b)", "c"]
-    )
+    done, answers = debug(tmp_path, ["p i, int(shared[2])", "n", "n", "p a", "n", "p int(b)", "c"])
     assert done.returncode == 0, done.stderr
     assert "a = twice(i)" in answers[0]
     assert answers[1].strip() == "(2, 20)"

@@ -278,7 +278,9 @@ def test_two_pointers_to_one_array_share_what_is_known_of_it():
     array = aligned(16)
     machine = Machine()
     with pytest.raises(sim.DataRace, match="byte 7"):
-        machine.run(body, 2, 1, 0, (GlobalPointer(array, "u32", "a"), GlobalPointer(array, "u8", "b")))
+        machine.run(
+            body, 2, 1, 0, (GlobalPointer(array, "u32", "a"), GlobalPointer(array, "u8", "b"))
+        )
 
 
 def test_memory_by_address_finds_the_buffer():

@@ -1,4 +1,5 @@
-"""Users' own ``@cuda.jit`` kernels on the simulated machine, in processes with NUMBA_ENABLE_CUDASIM=1."""
+"""Users' own ``@cuda.jit`` kernels on the simulated machine, in processes with "
+"NUMBA_ENABLE_CUDASIM=1."""
 
 from __future__ import annotations
 
@@ -8,6 +9,7 @@ import subprocess
 import sys
 from pathlib import Path
 
+import numpy as np
 import pytest
 
 KERNELS = Path(__file__).with_name("cudasim_kernels.py")
@@ -43,6 +45,19 @@ def reports():
         ("arrays_of_records", [[0, 0.0], [1, 0.5], [2, 1.0], [3, 1.5]]),
         ("cooperative_groups", list(range(63, -1, -1))),
         ("slices_and_shapes", True),
+        (
+            "functions_of_libdevice",
+            [
+                2.0**-24,
+                1 + 2.0**-12,
+                -1 - 2.0**-11,
+                1 + 2.0**-23,
+                1.0,
+                float(np.float32(1) / 3),
+                64.0,
+                -2.0,
+            ],
+        ),
         ("an_empty_grid_does_nothing", [0.0]),
         ("launches_from_several_threads_of_the_host", [2016.0] * 4),
         ("the_name_cuda_is_numbas_again_after_a_launch", [True, True]),
@@ -52,22 +67,57 @@ def test_right_kernels_give_right_results(reports, scenario, expected):
     assert reports[scenario].get("result") == expected, reports[scenario]
 
 
-@pytest.mark.parametrize(
-    ("scenario", "error", "words", "source"),
-    [
-        ("exceptions_say_where_as_numba_does", "ValueError", ["tid=[0, 0, 0] ctaid=[0, 0, 0]: not this way"], None),
-        ("out_of_bounds_of_an_argument", "OutOfBounds", ["out[7]", "(7,)", "thread (3, 0, 0)"], "out[cuda.grid(1)] = 1"),
-        ("out_of_bounds_without_checks", "IndexError", ["tid=[3, 0, 0] ctaid=[1, 0, 0]"], None),
-        ("a_divergent_barrier", "DivergentBarrier", ["left the kernel"], "cuda.syncthreads()"),
-        ("numba_issue_9770", "DivergentBarrier", ["at another instruction"], "while cuda.syncthreads_or"),
-        ("a_lane_that_never_comes", "WarpMaskError", ["never comes", "lane"], "cuda.shfl_down_sync(FULL, i, 1)"),
-        ("a_deadlock", "WarpMaskError", ["waits at cudasim_kernels.py"], "cuda.syncwarp(FULL)"),
-        ("an_unwritten_read", "UnwrittenRead", ["shared array of cudasim_kernels.py"], "out[i] = shared[31 - i]"),
-        ("a_race_in_shared_memory", "DataRace", ["wrote at"], "out[i] = shared[i - 32]"),
-        ("a_race_of_blocks", "DataRace", ["of out", "of block (0, 0, 0)"], "out[0] = cuda.blockIdx.x"),
-    ],
-)  # fmt: skip
-def test_mistakes_are_reported_with_their_line(reports, scenario, error, words, source):
+MISTAKES = {
+    # scenario: error, words of the message, source of the line that is reported
+    "exceptions_say_where_as_numba_does": (
+        "ValueError",
+        ["tid=[0, 0, 0] ctaid=[0, 0, 0]: not this way"],
+        None,
+    ),
+    "out_of_bounds_of_an_argument": (
+        "OutOfBounds",
+        ["out[7]", "(7,)", "thread (3, 0, 0)"],
+        "out[cuda.grid(1)] = 1",
+    ),
+    "out_of_bounds_without_checks": ("IndexError", ["tid=[3, 0, 0] ctaid=[1, 0, 0]"], None),
+    "a_function_that_is_missing": (
+        "UnsupportedError",
+        ["libdevice.erfcxf", "tid=[0, 0, 0]"],
+        None,
+    ),
+    "a_divergent_barrier": ("DivergentBarrier", ["left the kernel"], "cuda.syncthreads()"),
+    "numba_issue_9770": (
+        "DivergentBarrier",
+        ["at another instruction"],
+        "while cuda.syncthreads_or",
+    ),
+    "a_lane_that_never_comes": (
+        "WarpMaskError",
+        ["never comes", "lane"],
+        "cuda.shfl_down_sync(FULL, i, 1)",
+    ),
+    "a_deadlock": (
+        "WarpMaskError",
+        ["waits at cudasim_kernels.py"],
+        "cuda.syncwarp(FULL)",
+    ),
+    "an_unwritten_read": (
+        "UnwrittenRead",
+        ["shared array of cudasim_kernels.py"],
+        "out[i] = shared[31 - i]",
+    ),
+    "a_race_in_shared_memory": ("DataRace", ["wrote at"], "out[i] = shared[i - 32]"),
+    "a_race_of_blocks": (
+        "DataRace",
+        ["of out", "of block (0, 0, 0)"],
+        "out[0] = cuda.blockIdx.x",
+    ),
+}
+
+
+@pytest.mark.parametrize("scenario", MISTAKES)
+def test_mistakes_are_reported_with_their_line(reports, scenario):
+    error, words, source = MISTAKES[scenario]
     report = reports[scenario]
     assert report.get("error") == error, report
     for word in words:
@@ -78,11 +128,8 @@ def test_mistakes_are_reported_with_their_line(reports, scenario, error, words, 
 
 
 def test_every_scenario_is_looked_at(reports):
-    marks = [
-        *test_right_kernels_give_right_results.pytestmark,
-        *test_mistakes_are_reported_with_their_line.pytestmark,
-    ]
-    assert {case[0] for mark in marks for case in mark.args[1]} == set(reports)
+    (mark,) = test_right_kernels_give_right_results.pytestmark
+    assert {case[0] for case in mark.args[1]} | MISTAKES.keys() == set(reports)
 
 
 def test_without_the_variable_the_mode_refuses_to_start():
@@ -110,6 +157,9 @@ with nvfp4.simulate("sm_100a") as machine:
 print(out.tolist() == [i ^ 1 for i in range(32)] * 2)
 """
     done = subprocess.run(
-        [sys.executable, "-W", "error", "-c", code], capture_output=True, text=True, env=environment()
+        [sys.executable, "-W", "error", "-c", code],
+        capture_output=True,
+        text=True,
+        env=environment(),
     )
     assert done.stdout.strip() == "True", done.stderr

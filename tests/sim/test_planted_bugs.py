@@ -1,7 +1,8 @@
-"""Each check catches a bug that was put there for it, and says where; the kernel without the bug passes.
+"""Each check catches a bug that was put there for it, and says where.
 
-A row of the table is a kernel whose constant BUG turns the bug on. The line that must be reported is the one that ends
-in ``# here``.
+The same kernel without the bug passes.
+A row of the table is a kernel whose constant BUG turns the bug on. The line that must be reported
+is the one that ends in ``# here``.
 """
 
 from __future__ import annotations
@@ -60,7 +61,8 @@ def shared() -> Any:
     return this_thread().block.shared
 
 
-# Bounds and alignment ------------------------------------------------------------------------------
+# Bounds and alignment
+# ------------------------------------------------------------------------------
 
 
 @plant(sim.OutOfBounds, "store of 4 bytes at out[1024]", "1024 elements", thread=(63, 0, 0))
@@ -108,7 +110,8 @@ def indexes_outside_of_a_shared_array(x, out):
     array[i + 1 if BUG else i] = np.float32(i)  # here
 
 
-# Unwritten memory ----------------------------------------------------------------------------------
+# Unwritten memory
+# ----------------------------------------------------------------------------------
 
 
 @plant(sim.UnwrittenRead, "unwritten read", "byte 0x43c", shared=256, block=32)
@@ -150,10 +153,13 @@ def reads_a_local_array_that_is_not_filled(x, out):
     out[0] = total
 
 
-# Races ---------------------------------------------------------------------------------------------
+# Races
+# ---------------------------------------------------------------------------------------------
 
 
-@plant(sim.DataRace, "data race: byte 0x4", "this thread reads what thread (", "wrote at", shared=256)
+@plant(
+    sim.DataRace, "data race: byte 0x4", "this thread reads what thread (", "wrote at", shared=256
+)
 def lacks_the_barrier_between_write_and_read(x, out):
     i = cuda.threadIdx.x
     shared().store(shared().base + 4 * i, 4, i)
@@ -167,7 +173,9 @@ def lacks_the_barrier_between_write_and_read(x, out):
         out[i] = shared().load(shared().base + 4 * (i - 32), 4)  # here
 
 
-@plant(sim.DataRace, "data race", "writes what thread", "read at", shared=4, schedules=("round_robin",))
+@plant(
+    sim.DataRace, "data race", "writes what thread", "read at", shared=4, schedules=("round_robin",)
+)
 def lacks_the_barrier_between_read_and_overwrite(x, out):
     i = cuda.threadIdx.x
     address = shared().base
@@ -221,7 +229,15 @@ def two_blocks_write_one_element(x, out):
     out[0 if BUG else cuda.blockIdx.x] = cuda.blockIdx.x + 1  # here
 
 
-@plant(sim.DataRace, "element 0 of out", "reads what thread", "of block", grid=2, block=1, schedules=("round_robin",))
+@plant(
+    sim.DataRace,
+    "element 0 of out",
+    "reads what thread",
+    "of block",
+    grid=2,
+    block=1,
+    schedules=("round_robin",),
+)
 def a_block_reads_what_another_writes(x, out):
     if cuda.blockIdx.x == 0:
         out[0] = 5
@@ -272,7 +288,8 @@ def a_counter_is_incremented_without_an_atomic_operation(x, out):
         out[1] = 1
 
 
-# Warp operations -----------------------------------------------------------------------------------
+# Warp operations
+# -----------------------------------------------------------------------------------
 
 
 @plant(sim.WarpMaskError, "lane 5 is not in the mask", block=32, thread=(5, 0, 0))
@@ -290,7 +307,9 @@ def a_lane_of_the_mask_leaves_before_the_shuffle(x, out):
     out[i] = cuda.shfl_xor_sync(FULL, i, 1)  # here
 
 
-@plant(sim.WarpMaskError, "lane 0 of warp 0", "it waits at test_planted_bugs.py", "barrier 0", block=64)
+@plant(
+    sim.WarpMaskError, "lane 0 of warp 0", "it waits at test_planted_bugs.py", "barrier 0", block=64
+)
 def a_lane_of_the_mask_waits_at_a_barrier(x, out):
     i = cuda.threadIdx.x
     if i or not BUG:
@@ -320,7 +339,8 @@ def reads_a_lane_that_the_block_does_not_have(x, out):
     out[i] = cuda.shfl_sync(FULL, i, 20 if BUG else 19)  # here
 
 
-# Barriers ------------------------------------------------------------------------------------------
+# Barriers
+# ------------------------------------------------------------------------------------------
 
 
 @plant(sim.DivergentBarrier, "divergent barrier", "left the kernel", block=32)
@@ -345,7 +365,8 @@ def two_branches_have_a_barrier_each(x, out):
 
 @plant(sim.DivergentBarrier, "at another instruction", block=32)
 def continues_past_the_condition_of_a_loop(x, out):
-    # As numba issue 9770, which hangs on a card: Python, and so Numba, makes two copies of the condition.
+    # As numba issue 9770, which hangs on a card: Python, and so Numba, makes two copies of the
+    # condition.
     go_on = True
     while cuda.syncthreads_or(go_on):  # here
         go_on = False
@@ -383,10 +404,19 @@ def a_barrier_that_does_not_exist(x, out):
     this_thread().barrier(16 if BUG else 15, 32)  # here
 
 
-# Standstill ----------------------------------------------------------------------------------------
+# Standstill
+# ----------------------------------------------------------------------------------------
 
 
-@plant(sim.Deadlock, "deadlock", "the flag", "warp 0 lane 0", "warp 1 lanes 0-31", "barrier 0", block=64)
+@plant(
+    sim.Deadlock,
+    "deadlock",
+    "the flag",
+    "warp 0 lane 0",
+    "warp 1 lanes 0-31",
+    "barrier 0",
+    block=64,
+)
 def waits_for_what_nobody_does(x, out):
     i = cuda.threadIdx.x
     if i == 0 and BUG:
@@ -412,7 +442,8 @@ def polls_for_what_nobody_does(x, out):
             out.atomic("exch", 0, 1)
 
 
-# Other ---------------------------------------------------------------------------------------------
+# Other
+# ---------------------------------------------------------------------------------------------
 
 
 @plant(sim.Trap, "trap", block=1)

@@ -40,9 +40,7 @@ def test_barriers_warp_operations_and_copies_are_recorded_in_order():
         assert duration >= 1
         del barrier
     # In round-robin a copy takes as long as it can: until nothing else can run.
-    assert copies[0][3] + copies[0][4] > max(
-        event[3] for event in first if event[2] == "syncwarp"
-    )
+    assert copies[0][3] + copies[0][4] > max(event[3] for event in first if event[2] == "syncwarp")
 
 
 def test_the_same_schedule_gives_the_same_trace():
@@ -56,7 +54,13 @@ def test_the_file_is_chromes_trace_format(tmp_path):
         machine.run(body, 2, 64, name="example")
     records = json.loads(path.read_text())["traceEvents"]
     names = {record["args"]["name"] for record in records if record["ph"] == "M"}
-    assert {"example block (0, 0, 0)", "example block (1, 0, 0)", "warp 0", "warp 1", "copy"} <= names
+    assert {
+        "example block (0, 0, 0)",
+        "example block (1, 0, 0)",
+        "warp 0",
+        "warp 1",
+        "copy",
+    } <= names
     for record in records:
         assert record["ph"] in "MXi"
         assert {"name", "pid", "tid"} <= record.keys()

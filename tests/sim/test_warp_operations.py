@@ -87,7 +87,9 @@ def test_match_finds_the_lanes_with_the_same_value():
 
 
 def test_each_warp_is_on_its_own():
-    assert on_lanes(lambda i: cuda.shfl_sync(FULL, i, 0), block=96) == [0] * 32 + [32] * 32 + [64] * 32
+    assert (
+        on_lanes(lambda i: cuda.shfl_sync(FULL, i, 0), block=96) == [0] * 32 + [32] * 32 + [64] * 32
+    )
 
 
 def test_lanes_beyond_the_end_of_a_block_are_left_out():
@@ -112,7 +114,9 @@ def test_a_result_is_made_once_for_all_lanes():
         calls.append(dict(payloads))
         return dict.fromkeys(payloads, len(calls))
 
-    assert on_lanes(lambda i: this_thread().collective("op", FULL, i, resolve), schedule=3) == [1] * 32
+    assert (
+        on_lanes(lambda i: this_thread().collective("op", FULL, i, resolve), schedule=3) == [1] * 32
+    )
     assert calls == [{lane: lane for lane in range(32)}]
     assert list(calls[0]) == list(range(32))
 
