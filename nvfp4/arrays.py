@@ -175,6 +175,16 @@ def stream_pointer(array: Array, stream: Any) -> int:
     return stream_handle(array.owner, array.library, array.device, stream)
 
 
+class _Stream:
+    """A stream's handle, as other libraries take it."""
+
+    def __init__(self, handle: int) -> None:
+        self.handle = handle
+
+    def __cuda_stream__(self) -> tuple[int, int]:
+        return 0, self.handle
+
+
 def empty(shape: tuple[int, ...], dtype: str, like: Array, *, stream: int | None = None) -> Array:
     """A new array of the library and on the device of `like`, its bytes not yet written.
 
@@ -199,7 +209,7 @@ def empty(shape: tuple[int, ...], dtype: str, like: Array, *, stream: int | None
     with cupy.cuda.Device(device):
         if stream is None or stream == cupy.cuda.get_current_stream().ptr:
             return as_array(cupy.empty(shape, numpy_dtype(dtype)), "result")
-        with cupy.cuda.ExternalStream(stream, device):
+        with cupy.cuda.Stream.from_external(_Stream(stream)):
             return as_array(cupy.empty(shape, numpy_dtype(dtype)), "result")
 
 

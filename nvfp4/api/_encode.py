@@ -35,6 +35,11 @@ class Encode(NamedTuple):
         """Metadata of the array, if it is one."""
         return None if self.array is None else self.array.spec
 
+    @property
+    def value(self) -> np.float32 | Array | None:
+        """What a kernel's buffer of that name is given: a number goes by value."""
+        return self.number if self.array is None else self.array
+
     def for_golden(self) -> Any:
         """As the golden model takes it."""
         if self.array is not None:

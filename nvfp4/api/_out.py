@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -11,10 +11,13 @@ from .. import arrays
 from .._parts import check_contiguous, check_dtype
 from ..arrays import Array, Spec
 from ..formats import BlockFormat
-from ..tensor import Parts, QTensor
+from ..tensor import Parts, QTensor, make
 
 __all__ = [
+    "Shapes",
+    "Target",
     "check_apart",
+    "check_dense",
     "check_out",
     "check_out_tensor",
     "check_qtensor",
@@ -42,6 +45,14 @@ def check_out_tensor(out: Any, fmt: BlockFormat) -> Parts:
         raise ValueError(f"out must be a QTensor of format {fmt.name}; got one of {out.format}")
     parts: Parts = out.parts
     return parts
+
+
+def check_dense(out: QTensor) -> None:
+    """A QTensor to be written by a call without ranges has none: it would be read by them."""
+    if out.groups is not None:
+        raise ValueError(
+            "out must not be a grouped QTensor (its groups must be None) for a call without ranges"
+        )
 
 
 def check_out(
@@ -150,6 +161,51 @@ def decode_on_host(parts: Parts) -> np.ndarray:
     """The decode scale as the golden model takes it: one for a whole tensor has shape ()."""
     values = arrays.host(parts.decode_scale)
     return values.reshape(()) if parts.decode == "scalar" else values
+
+
+class Shapes(NamedTuple):
+    """Of the arrays of a QTensor that a call makes."""
+
+    codes: tuple[int, ...]
+    scales: tuple[int, ...]
+    decode: tuple[int, ...]
+
+
+class Target(NamedTuple):
+    """The QTensor that a call makes: the caller's `out`, or a new one when it is known where."""
+
+    format: BlockFormat
+    shape: tuple[int, ...]
+    scale_layout: str
+    groups: Array | None
+    out: QTensor | None
+    parts: Parts | None
+
+    def stored(self, results: Sequence[np.ndarray], like: Array) -> QTensor:
+        """Codes, scales and decode scale of the golden model, as the caller gets them."""
+        if self.out is not None and self.parts is not None:
+            for target, result in zip(self.parts[:3], results, strict=True):
+                store(target, result)
+            return self.out
+        codes, scales, decode = (
+            arrays.as_array(arrays.from_host(np.asarray(result), like), "result")
+            for result in results
+        )
+        return self._of(codes, scales, decode)
+
+    def written(
+        self, shapes: Shapes, like: Array, stream: int
+    ) -> tuple[QTensor, Array, Array, Array]:
+        """The tensor and its arrays, for kernels to write."""
+        if self.out is not None and self.parts is not None:
+            return (self.out, *self.parts[:3])
+        codes = arrays.empty(shapes.codes, "uint8", like, stream=stream)
+        scales = arrays.empty(shapes.scales, "uint8", like, stream=stream)
+        decode = arrays.empty(shapes.decode, "float32", like, stream=stream)
+        return self._of(codes, scales, decode), codes, scales, decode
+
+    def _of(self, codes: Array, scales: Array, decode: Array) -> QTensor:
+        return make(codes, scales, decode, self.format, self.shape, self.scale_layout, self.groups)
 
 
 def store(target: Array, values: np.ndarray) -> None:

@@ -6,12 +6,22 @@ from typing import Any
 
 import numpy as np
 
-from .. import arrays, layouts, tensor
+from .. import arrays, layouts
 from .._parts import check_tile_starts
 from ..arrays import Array
 from ..formats import FORMAT_ALIASES, FORMATS, BlockFormat, block_format
 from ..tensor import Parts
-from ._out import check_apart, check_out, check_out_tensor, check_result, own_ranges, store
+from ._out import (
+    Shapes,
+    Target,
+    check_apart,
+    check_dense,
+    check_out,
+    check_out_tensor,
+    check_result,
+    own_ranges,
+    store,
+)
 from ._place import Named, Place
 from ._ranges import Ranges
 
@@ -71,20 +81,20 @@ class Result:
                 check_apart(names, read, (self.target,), ("out",))
             return
         self.dtype = "float32"
-        self.layout = (
-            "tcgen" if out is None else check_out_tensor(out, self.format) and out.scale_layout
-        )
-        self.codes_shape = layouts.codes_shape(self.format, shape)
-        self.scales_shape = layouts.scale_shape(self.format, shape, self.layout)
-        self.decode_shape: tuple[int, ...] = () if ranges is None else (ranges.groups,)
+        self.layout = "tcgen"
+        if out is not None:
+            check_out_tensor(out, self.format)
+            self.layout = out.scale_layout
+        scales = layouts.scale_shape(self.format, shape, self.layout)
         if ranges is not None and self.layout == "tcgen":
-            self.scales_shape = (
-                layouts.allocated_tiles(ranges.rows, ranges.groups),
-                *self.scales_shape[1:],
-            )
+            scales = (layouts.allocated_tiles(ranges.rows, ranges.groups), *scales[1:])
+        decode: tuple[int, ...] = () if ranges is None else (ranges.groups,)
+        self.shapes = Shapes(layouts.codes_shape(self.format, shape), scales, decode)
+        groups = None if ranges is None else ranges.offsets
         if out is not None:
             self.parts = self._checked_parts(out)
             check_apart(names, read, self.parts[:3])
+        self.tensor = Target(self.format, shape, self.layout, groups, out, self.parts)
 
     def _checked_parts(self, out: Any) -> Parts:
         parts: Parts = out.parts
@@ -95,16 +105,16 @@ class Result:
             parts.scales.spec,
             parts.decode_scale.spec,
         )
-        check_out(specs, self.shape, self.layout, self.decode_shape, self.like.spec)
+        check_out(specs, self.shape, self.layout, self.shapes.decode, self.like.spec)
         if self.ranges is not None:
             own_ranges("out", parts, self.ranges.offsets, "row_offsets")
             if self.layout == "tcgen" and parts.codes.device is None:
                 check_tile_starts(
                     parts.tile_starts, self.ranges.offsets, parts.scales.shape[0], written=True
                 )
-            self.scales_shape = parts.scales.shape
-        elif parts.groups is not None:
-            raise ValueError("out must not be a grouped QTensor for a dense product")
+            self.shapes = self.shapes._replace(scales=parts.scales.shape)
+        else:
+            check_dense(out)
         return parts
 
     def stored(self, values: np.ndarray) -> Any:
@@ -114,17 +124,7 @@ class Result:
                 return arrays.from_host(values, self.like)
             store(self.target, values)
             return self.out
-        made = self._quantized(values, self.format)
-        if self.parts is not None:
-            for target, part in zip(self.parts[:3], made, strict=True):
-                store(target, part)
-            return self.out
-        codes, scales, decode = (
-            arrays.as_array(arrays.from_host(np.asarray(part), self.like), "result")
-            for part in made
-        )
-        groups = None if self.ranges is None else self.ranges.offsets
-        return tensor.make(codes, scales, decode, self.format, self.shape, self.layout, groups)
+        return self.tensor.stored(self._quantized(values, self.format), self.like)
 
     def _quantized(self, values: np.ndarray, fmt: BlockFormat) -> tuple[np.ndarray, ...]:
         from .. import golden
@@ -140,7 +140,7 @@ class Result:
             row_offsets=arrays.host(self.ranges.offsets),
             scale_layout=self.layout,
             tile_starts=None if starts is None else arrays.host(starts),
-            tiles=self.scales_shape[0] if self.layout == "tcgen" else None,
+            tiles=self.shapes.scales[0] if self.layout == "tcgen" else None,
         )
 
     def allocated(self, where: Place) -> dict[str, Array | None]:
@@ -150,17 +150,9 @@ class Result:
                 self.target = arrays.empty(self.shape, self.dtype, self.like, stream=where.stream)
                 self.out = self.target.owner
             return {"out": self.target}
-        if self.parts is not None:
-            codes, scales, decode, _, starts, _ = self.parts
-        else:
-            codes = arrays.empty(self.codes_shape, "uint8", self.like, stream=where.stream)
-            scales = arrays.empty(self.scales_shape, "uint8", self.like, stream=where.stream)
-            decode = arrays.empty(self.decode_shape, "float32", self.like, stream=where.stream)
-            groups = None if self.ranges is None else self.ranges.offsets
-            self.out = tensor.make(
-                codes, scales, decode, self.format, self.shape, self.layout, groups
-            )
-            starts = None
+        written = self.tensor.written(self.shapes, self.like, where.stream)
+        self.out, codes, scales, decode = written
+        starts = None if self.parts is None else self.parts.tile_starts
         return {
             "out_codes": codes,
             "out_scales": scales,
@@ -178,7 +170,7 @@ class Result:
         return {
             "out_dtype": self.format.name,
             "out_layout": self.layout,
-            "out_tiles": self.scales_shape[0] if tiled else None,
+            "out_tiles": self.shapes.scales[0] if tiled else None,
             "has_out_tile_starts": self.parts is not None and self.parts.tile_starts is not None,
         }
 

@@ -7,16 +7,14 @@ import math
 from collections.abc import Mapping
 from typing import Any, NamedTuple
 
-import numpy as np
-
-from .. import arrays, layouts, tensor
+from .. import arrays, layouts
 from .._parts import check_dtype, check_option
 from ..arrays import Spec
 from ..formats import FORMATS, SCALE_LAYOUTS, BlockFormat, block_format
 from ..tensor import Parts, QTensor
 from . import _place
 from ._encode import check_rounding, encode_kind, read_encode_scale
-from ._out import check_apart, check_out, check_out_tensor, extent, store
+from ._out import Shapes, Target, check_apart, check_dense, check_out, check_out_tensor, extent
 from ._repeat import remember, repeat
 from ._result import FLOATS
 
@@ -90,6 +88,7 @@ def quantize(
     out_key = None
     if out is not None:
         parts = check_out_tensor(out, fmt)
+        check_dense(out)
         out_key = (
             out.shape,
             out.scale_layout,
@@ -100,7 +99,10 @@ def quantize(
     options = (fmt.name, encode.given, encode.spec, scale_rounding, scale_layout, out_key)
     call = _dense_call(source.spec, *options)
     where = _place.place((("x", source), ("encode_scale", encode.array)), stream)
-
+    if parts is not None:
+        inputs = (source, encode.array)
+        check_apart(("x", "encode_scale"), inputs, parts[:3], extents=call.extents)
+    target = Target(fmt, source.shape, scale_layout, None, out, parts)
     if where.golden:
         from .. import golden
 
@@ -111,40 +113,18 @@ def quantize(
             scale_rounding=scale_rounding,
             scale_layout=scale_layout,
         )
-        if out is None or parts is None:
-            made = [
-                arrays.as_array(arrays.from_host(np.asarray(r), source), "result") for r in results
-            ]
-            return tensor.make(made[0], made[1], made[2], fmt, source.shape, scale_layout)
-        written = (parts.codes, parts.scales, parts.decode_scale)
-        check_apart(("x", "encode_scale"), (source, encode.array), written)
-        for target, result in zip(written, results, strict=True):
-            store(target, result)
-        return out
-
+        return target.stored(results, source)
     if call.view is None:
         source = _place.copied_or_refused("x", source, where)
         call = _dense_call(source.spec, *options)
-    if out is None or parts is None:
-        codes = arrays.empty(call.codes, "uint8", source, stream=where.stream)
-        scales = arrays.empty(call.scales, "uint8", source, stream=where.stream)
-        decode = arrays.empty(call.decode, "float32", source, stream=where.stream)
-        out = tensor.make(codes, scales, decode, fmt, source.shape, scale_layout)
-    else:
-        codes, scales, decode, *_ = parts
-        check_apart(
-            ("x", "encode_scale"),
-            (source, encode.array),
-            (codes, scales, decode),
-            extents=call.extents,
-        )
+    result, codes, scales, decode = target.written(call.shapes, source, where.stream)
     aligned = not (source.pointer | codes.pointer | scales.pointer | call.steps) & 15
     buffers = {
         "x": source,
         "codes": codes,
         "scales": scales,
         "decode_scale": decode,
-        "encode_scale": encode.number if encode.array is None else encode.array,
+        "encode_scale": encode.value,
     }
     _place.launch(
         where,
@@ -162,21 +142,19 @@ def quantize(
             (format, scale_rounding, scale_layout),
             encode_scale,
             encode.array,
-            out,
+            result,
             parts,
             call.extents,
             lambda: _place.prepared(where, call.launches, aligned=aligned),
         )
-    return out
+    return result
 
 
 class _DenseCall(NamedTuple):
     """What the metadata of a call determine."""
 
     encode: str
-    codes: tuple[int, ...]
-    scales: tuple[int, ...]
-    decode: tuple[int, ...]
+    shapes: Shapes
     view: Mapping[str, int] | None
     #: Bytes from row to row and from batch to batch, or-ed: whether all rows can be aligned.
     steps: int
@@ -220,9 +198,7 @@ def _dense_call(
     inputs = [x] if encode is None else [x, encode]
     return _DenseCall(
         kind,
-        layouts.codes_shape(fmt, x.shape),
-        scales,
-        decode,
+        Shapes(layouts.codes_shape(fmt, x.shape), scales, decode),
         view,
         (strides["row_stride"] | strides["batch_stride"]) * x.itemsize,
         tuple(extent(spec) for spec in [*inputs, *(out or ())[2:]]),

@@ -4,16 +4,14 @@ from __future__ import annotations
 
 from typing import Any
 
-import numpy as np
-
-from .. import arrays, layouts, tensor
+from .. import arrays, layouts
 from .._parts import check_option, check_tile_starts
 from ..arrays import Array
 from ..formats import SCALE_LAYOUTS, BlockFormat, block_format
 from ..tensor import Parts, QTensor
 from . import _place
 from ._encode import Encode, check_rounding, encode_kind, read_encode_scale
-from ._out import check_apart, check_out, check_out_tensor, own_ranges, store
+from ._out import Shapes, Target, check_apart, check_out, check_out_tensor, own_ranges
 from ._ranges import Ranges, read_ranges
 from .dense import check_floats, matrix_view
 
@@ -115,10 +113,11 @@ def grouped_quantize(
     where = _place.place(inputs, stream)
     scales_shape = layouts.scale_shape(fmt, shape, scale_layout)
     if scale_layout == "tcgen":
-        tiles = layouts.allocated_tiles(*(ranges.rows, ranges.groups))
+        tiles = layouts.allocated_tiles(ranges.rows, ranges.groups)
         scales_shape = (tiles if parts is None else parts.scales.shape[0], *scales_shape[1:])
     starts = None if parts is None else parts.tile_starts
 
+    target = Target(fmt, shape, scale_layout, ranges.offsets, out, parts)
     if where.golden:
         from .. import golden
 
@@ -132,26 +131,14 @@ def grouped_quantize(
             tile_starts=None if starts is None else arrays.host(starts),
             tiles=scales_shape[0] if scale_layout == "tcgen" else None,
         )
-        if out is None or parts is None:
-            made = [
-                arrays.as_array(arrays.from_host(np.asarray(r), source), "result") for r in results
-            ]
-            return tensor.make(made[0], made[1], made[2], fmt, shape, scale_layout, ranges.offsets)
-        for target, result in zip(parts[:3], results, strict=True):
-            store(target, result)
-        return out
-
+        return target.stored(results, source)
     view = matrix_view(source.spec, False)
     if view is None:
         source = _place.copied_or_refused("x", source, where)
         view = matrix_view(source.spec, False) or {}
-    if out is None or parts is None:
-        codes = arrays.empty(layouts.codes_shape(fmt, shape), "uint8", source, stream=where.stream)
-        scales = arrays.empty(scales_shape, "uint8", source, stream=where.stream)
-        decode = arrays.empty(decode_shape, "float32", source, stream=where.stream)
-        out = tensor.make(codes, scales, decode, fmt, shape, scale_layout, ranges.offsets)
-    else:
-        codes, scales, decode = parts[:3]
+    shapes = Shapes(layouts.codes_shape(fmt, shape), scales_shape, decode_shape)
+    result, codes, scales, decode = target.written(shapes, source, where.stream)
+    steps = view["row_stride"] * source.spec.itemsize
     facts = {
         "format": fmt.name,
         "dtype": source.dtype,
@@ -167,26 +154,20 @@ def grouped_quantize(
         **ranges.facts(),
         "has_tile_starts": starts is not None,
         "starts_dtype": None if starts is None else starts.dtype,
-        "aligned": not (
-            source.pointer
-            | codes.pointer
-            | scales.pointer
-            | view["row_stride"] * source.spec.itemsize
-        )
-        & 15,
+        "aligned": not (source.pointer | codes.pointer | scales.pointer | steps) & 15,
     }
     buffers = {
         "x": source,
         "codes": codes,
         "scales": scales,
         "decode_scale": decode,
-        "encode_scale": encode.number if encode.array is None else encode.array,
+        "encode_scale": encode.value,
         "tile_starts": starts,
         **dict(ranges.named),
     }
     outputs = ("codes", "scales", "decode_scale")
     _place.launch(where, "grouped_quantize", facts, buffers, outputs=outputs, strided="x")
-    return out
+    return result
 
 
 def _grouped_kind(

@@ -108,7 +108,7 @@ class Cupy(types.ModuleType):
         self.streams = {0: 0}  # device -> its current stream
         self.cuda = types.SimpleNamespace(
             Device=self._device,
-            ExternalStream=self._external_stream,
+            Stream=types.SimpleNamespace(from_external=self._from_external),
             get_current_stream=self._current_stream,
         )
 
@@ -139,13 +139,18 @@ class Cupy(types.ModuleType):
         finally:
             self.current_device = before
 
+    def _from_external(self, stream: Any) -> Any:
+        _, ptr = stream.__cuda_stream__()
+        return self._on_stream(ptr)
+
     @contextlib.contextmanager
-    def _external_stream(self, ptr: int, device_id: int) -> Any:
-        before, self.streams[device_id] = self.streams.get(device_id, 0), ptr
+    def _on_stream(self, ptr: int) -> Any:
+        device = self.current_device
+        before, self.streams[device] = self.streams.get(device, 0), ptr
         try:
             yield
         finally:
-            self.streams[device_id] = before
+            self.streams[device] = before
 
 
 # --- PyTorch --------------------------------------------------------------------------------------

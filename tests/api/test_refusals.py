@@ -434,6 +434,16 @@ def test_out_of_a_grouped_call_has_its_offsets_as_groups() -> None:
         )
 
 
+def test_out_of_a_call_without_ranges_has_none() -> None:
+    codes, scales = np.zeros((5, 32), np.uint8), np.zeros((5, 4), np.uint8)
+    out = nvfp4.QTensor.from_parts(codes, scales, "nvfp4", scale_layout="linear", groups=OFFSETS)
+    with says(ValueError, "out", "grouped", "groups must be None"):
+        nvfp4.quantize(X, "nvfp4", scale_layout="linear", out=out)
+    wide = nvfp4.quantize(values(64, 64), "nvfp4")
+    with says(ValueError, "out", "grouped", "groups must be None"):
+        nvfp4.matmul(nvfp4.quantize(X, "nvfp4"), wide, out_dtype="nvfp4", out=out)
+
+
 def test_tiles_that_are_written_belong_to_one_range() -> None:
     made = nvfp4.grouped_quantize(X, "nvfp4", row_offsets=OFFSETS)
     for starts, word in (([0, 1, 0], "two ranges"), ([3, 0, 4], "within the 4 tiles")):
