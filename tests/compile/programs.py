@@ -116,6 +116,15 @@ def every_type(out, a, b, c, d, e):
 EVERY_TYPE = Kernel("every_type", every_type, ("i64*", "i32", "u32", "i64", "u64", "f32"))
 
 
+def multiply_add(x, y):
+    """A product and a sum, which round apart."""
+    i = cuda.threadIdx.x + 0
+    y[i] = x[i] * x[i] + y[i]
+
+
+MULTIPLY_ADD = Kernel("multiply_add", multiply_add, ("f32*", "f32*"))
+
+
 # Kernels that the gate must stop ------------------------------------------------------------------
 
 

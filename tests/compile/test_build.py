@@ -13,7 +13,16 @@ from nvfp4.cache import Cache
 from nvfp4.cubin import CubinError, read_cubin
 from nvfp4.errors import ToolchainError, UnsupportedError
 
-from .programs import CHAIN, EVERY_TYPE, IN_DOUBLE, REVERSE, SPILLING, UNBOUNDED, program
+from .programs import (
+    CHAIN,
+    EVERY_TYPE,
+    IN_DOUBLE,
+    MULTIPLY_ADD,
+    REVERSE,
+    SPILLING,
+    UNBOUNDED,
+    program,
+)
 
 
 @pytest.mark.parametrize("arch", ARCHITECTURES)
@@ -72,6 +81,14 @@ def test_resources_of_the_cubin_are_those_that_cuobjdump_reads(tmp_path: Path) -
                 shared -= 1024  # the system's, which is not the kernel's
             expected = (binary.registers, binary.stack_bytes, binary.shared_bytes)
             assert (registers, stack, shared) == expected, (made.label, arch)
+
+
+@pytest.mark.parametrize("arch", ["sm_80", "sm_90a", "sm_100a", "sm_120a"])
+def test_a_product_and_a_sum_round_apart(arch: str) -> None:
+    binary, ptx = compiler.inspect(MULTIPLY_ADD.program(), arch)
+    assert "fma" not in ptx
+    code = compiler.sass(binary)
+    assert "FMUL" in code and "FADD" in code and "FFMA" not in code
 
 
 # The gate -----------------------------------------------------------------------------------------
