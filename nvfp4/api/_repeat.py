@@ -12,6 +12,8 @@ from collections.abc import Callable
 from operator import itemgetter
 from typing import Any, NamedTuple
 
+import numpy as np
+
 from .._streams import given_stream
 from ..arrays import Array
 from ..tensor import Parts, QTensor
@@ -20,6 +22,7 @@ from ._encode import SMALLEST
 __all__ = ["remember", "repeat"]
 
 _FLT_MAX = 3.4028234663852886e38
+_NUMBERS = (float, np.float32, int, np.float64)
 _MOST = 64  # calls kept with a QTensor
 
 
@@ -141,7 +144,7 @@ def repeat(
 def _encode_key(encode_scale: Any, library: _Library) -> tuple[str, Any]:
     if encode_scale is None or type(encode_scale) is str:
         return "word", encode_scale
-    if type(encode_scale) is float:
+    if type(encode_scale) in _NUMBERS:
         if not SMALLEST <= encode_scale <= _FLT_MAX:
             raise TypeError
         return "number", None
@@ -188,7 +191,7 @@ def remember(
         own = library.key(x.owner)
         place = (*options, own, kind, key)
         hash(place)
-    except TypeError:
+    except (TypeError, AttributeError):
         return
     if (
         own is None
@@ -198,6 +201,8 @@ def remember(
         return
     ready = prepared()
     names = ("x", "encode_scale", "codes", "scales", "decode_scale")
+    if not set(ready.names) <= set(names):
+        return
     wanted = [names.index(name) for name in ready.names]
     pick: Any = itemgetter(*wanted) if len(wanted) > 1 else lambda all: [all[i] for i in wanted]
     inputs = 1 if encode is None else 2

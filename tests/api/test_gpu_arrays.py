@@ -356,6 +356,16 @@ def test_repeated_calls_take_the_current_stream_and_encode_scale(
     assert [stream for _, stream in card.repeated] == [32, 32, 48, 48, 7]
 
 
+@pytest.mark.parametrize("kind", [float, int, np.float32, np.float64, np.int64, np.float16])
+def test_a_number_of_any_kind_may_be_repeated(card: Card, cupy: stubs.Cupy, kind: Any) -> None:
+    card.simulate = True
+    out, x = device_out(cupy, X), cupy.asarray(X)
+    for value in (2, 3, 4):
+        nvfp4.quantize(x, "nvfp4", encode_scale=kind(value), out=out)
+        same_tensor(out, nvfp4.quantize(X, "nvfp4", encode_scale=float(value)))
+    assert len(card.launched) + len(card.repeated) == 3
+
+
 def test_a_repeated_call_makes_the_checks_that_depend_on_values(
     card: Card, cupy: stubs.Cupy
 ) -> None:
