@@ -28,7 +28,7 @@ DEMO_ARGS  ?=
 
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
-.PHONY: help demo test test-golden test-sim test-compile props test-slow test-gpu bench bench-cpu lint clean
+.PHONY: help demo test test-golden test-sim test-compile test-pins props test-slow test-gpu bench bench-cpu lint clean
 
 help:
 	@echo 'make demo          quantise six experts of a real model and multiply them; writes nvfp4-demo.png'
@@ -36,6 +36,7 @@ help:
 	@echo 'make test-golden   only the NumPy definition      make test-sim      only the simulator'
 	@echo 'make test-compile  only the compile gates         make props         only the properties'
 	@echo 'make test-slow     what is too slow for make test'
+	@echo 'make test-pins     the compile gates beside the versions that vLLM pins'
 	@echo 'make test-gpu      tests on the present GPU, with the interpreter PYTHON=python3'
 	@echo 'make bench         measure on the present GPU     make bench-cpu     measure without one'
 	@echo 'make lint          ruff, mypy, the rules of this project'
@@ -86,6 +87,20 @@ props: $(VENV)/test.stamp
 test-slow: $(VENV)/test.stamp
 	$(PYTEST) $(XDIST) -m slow --ignore=tests/gpu tests props
 
+# Beside numba 0.65 and the CUDA 13.0 wheels everything builds. With NVVM 13.5 put beside nvJitLink
+# 13.0 building is refused by name; the next run installs 13.0 again.
+PINS      := .venv-pins
+PINS_PIP  := $(PINS)/bin/python -m pip --disable-pip-version-check --quiet
+PINS_WITH := 'numba==0.65.*' 'cuda-bindings>=13.0,<13.1' 'nvidia-nvvm==13.0.*' \
+             'nvidia-nvjitlink==13.0.*'
+
+test-pins:
+	$(PYTHON3) -m venv $(PINS)
+	$(PINS_PIP) install --editable '.[test]' $(PINS_WITH)
+	$(PINS)/bin/python -m pytest $(XDIST) $(FAST) tests/compile
+	$(PINS_PIP) install --no-deps 'nvidia-nvvm==13.5.*'
+	$(PINS)/bin/python -m tests.compile.refuse_mismatch
+
 test-gpu:
 	$(RUN) -m pytest tests/gpu
 
@@ -101,5 +116,5 @@ lint: $(VENV)/dev.stamp
 	$(VPY) tests/lint_rules.py
 
 clean:
-	rm -rf $(VENV) .pytest_cache .mypy_cache .ruff_cache .hypothesis build dist
+	rm -rf $(VENV) $(PINS) .pytest_cache .mypy_cache .ruff_cache .hypothesis build dist
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +
