@@ -1,7 +1,10 @@
 from __future__ import annotations
 
 import inspect
+import json
+import re
 import resource
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -100,3 +103,23 @@ def test_the_options_of_a_call_have_the_public_defaults() -> None:
     mine = inspect.signature(warm.CALLS["quantize"]).parameters
     for name in ("encode_scale", "scale_rounding", "scale_layout"):
         assert mine[name].default == public[name].default
+
+
+def test_the_shapes_in_the_documentation_can_be_read_and_its_table_is_right() -> None:
+    text = (Path(__file__).resolve().parents[2] / "docs" / "compile.md").read_text("utf-8")
+    (example,) = re.findall(r"```json\n(.*?)```", text, re.S)
+    calls = [call for entry in json.loads(example) for call in warm.expand(entry)]
+    assert {call["call"] for call in calls} <= set(warm.CALLS) and len(calls) == 9
+    rows = re.findall(r"^\| (`\w+`.*?) \| (.*?) \| (.*?) \|$", text, re.M)
+    named: set[str] = set()
+    for names, needed, more in rows:
+        for name in re.findall(r"`(\w+)`", names):
+            if name not in warm.CALLS:
+                continue
+            named.add(name)
+            options = inspect.signature(warm.CALLS[name]).parameters
+            for option in re.findall(r"(?<![\"\w])`(\w+)`", needed):
+                if option not in ("a", "true"):
+                    assert options[option].default is inspect.Parameter.empty, (name, option)
+            assert set(re.findall(r"`(\w+)`", more)) - {"true"} <= set(options), name
+    assert named == set(warm.CALLS)
