@@ -147,3 +147,32 @@ GROUPED_DEQUANTIZE = Kernel(
         "STARTS": ("none", "int32", "int64", "uint32"),
     },
 )
+
+_NVFP4 = {
+    "ELEMENT": "e2m1",
+    "SCALE": "e4m3",
+    "LAYOUT": "tcgen",
+    "OUTPUT": "bfloat16",
+    "ALIGNED": True,
+}
+_E5M2 = {
+    "ELEMENT": "e5m2",
+    "SCALE": "e8m0",
+    "LAYOUT": "linear",
+    "OUTPUT": "float32",
+    "ALIGNED": False,
+}
+
+VARIANTS = {
+    "dequantize": ({**_NVFP4, "DECODE": "scalar"}, {**_E5M2, "DECODE": "row"}),
+    "grouped_dequantize": (
+        {**_NVFP4, "DECODE": "group", "OFFSETS": "int32", "STARTS": "none"},
+        {**_E5M2, "DECODE": "row", "OFFSETS": "int64", "STARTS": "int32"},
+    ),
+}
+SLOW_VARIANTS = {
+    "dequantize": (
+        {**_NVFP4, "DECODE": "batch", "OUTPUT": "float16"},
+        {**_NVFP4, "DECODE": "scalar", "ELEMENT": "e4m3", "SCALE": "e8m0"},
+    ),
+}

@@ -192,3 +192,49 @@ GROUPED_QUANTIZE = Kernel(
         "STARTS": ("none", *INDEX_DTYPES),
     },
 )
+
+_COMMON = {"INPUT": "bfloat16", "ROUNDING": "rceil", "ALIGNED": True, "LAYOUT": "tcgen"}
+_ALL_ARRAYS = {"OFFSETS": "int64", "IDS": "int64", "INDICES": "int32", "STARTS": "uint32"}
+_OFFSETS_ONLY = {"OFFSETS": "int32", "IDS": "none", "INDICES": "none", "STARTS": "none"}
+
+VARIANTS = {
+    "grouped_quantize": (
+        {
+            **_COMMON,
+            **_ALL_ARRAYS,
+            "ELEMENT": "e2m1",
+            "SCALE": "e4m3",
+            "UNIT": False,
+            "ENCODE": "expert",
+        },
+        {
+            **_COMMON,
+            **_OFFSETS_ONLY,
+            "ELEMENT": "e4m3",
+            "SCALE": "e8m0",
+            "UNIT": True,
+            "ENCODE": "none",
+        },
+    ),
+}
+SLOW_VARIANTS = {
+    "grouped_quantize": (
+        *(
+            {
+                **_COMMON,
+                **_ALL_ARRAYS,
+                "ELEMENT": "e2m1",
+                "SCALE": "e4m3",
+                "UNIT": False,
+                "ENCODE": encode,
+            }
+            for encode in ("scalar", "array", "row", "row_amax")
+        ),
+        {
+            **_COMMON,
+            **_OFFSETS_ONLY,
+            **{"ELEMENT": "e5m2", "SCALE": "e8m0", "UNIT": True, "ENCODE": "none"},
+            **{"LAYOUT": "linear", "ALIGNED": False, "INPUT": "float32", "OFFSETS": "uint32"},
+        },
+    ),
+}

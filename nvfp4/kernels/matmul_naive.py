@@ -465,6 +465,10 @@ def _epilogue_types(arrays):
     return (*types, *["u8*"] * (EPILOGUE_ARRAYS - len(types)))
 
 
+MATMUL = matmul_kernel()
+GROUPED_MATMUL = grouped_matmul_kernel()
+
+
 def epilogue_function(fn, arrays: int, pair: bool):
     """The caller's function as the kernels call it, with as many arrays as there are parameters."""
     # One function an arity: a kernel cannot pass a tuple of pointers of different types.
@@ -495,3 +499,28 @@ def epilogue_function(fn, arrays: int, pair: bool):
             value, row, column, expert, e0, e1, e2, e3
         ),
     )[arrays]
+
+
+_NVFP4_B = {"B_ELEMENT": "e2m1", "B_SCALE": "e4m3", "B_LAYOUT": "tcgen"}
+_MXFP8_B = {"B_ELEMENT": "e4m3", "B_SCALE": "e8m0", "B_LAYOUT": "linear"}
+_NVFP4_A = {"A_ELEMENT": "e2m1", "A_SCALE": "e4m3", "A_LAYOUT": "tcgen"}
+_PLAIN_A = {"A_ELEMENT": "none", "A_SCALE": "e8m0", "A_LAYOUT": "linear", "DECODE_A": "none"}
+_PRODUCT = {"INPUT": "bfloat16", "ALIGNED": False, "ALPHA": "value", "PAIR": "none"}
+_VALUES = {"OUTPUT": "bfloat16", "ELEMENT": "e2m1", "SCALE": "e8m0", "LAYOUT": "linear"}
+_CODES = {"OUTPUT": "codes", "ELEMENT": "e2m1", "SCALE": "e4m3", "LAYOUT": "tcgen"}
+_QUANTIZE = {"ROUNDING": "rceil", "UNIT": True}
+_DENSE = {**_PRODUCT, **_QUANTIZE, "DECODE_B": "scalar"}
+_GROUPED = {**_PRODUCT, **_QUANTIZE, "DECODE_B": "batch", "ALPHA": "expert", "OFFSETS": "int32"}
+_NO_ARRAYS = {"IDS": "none", "INDICES": "none", "STARTS": "none", "A_STARTS": "none"}
+_ARRAYS = {"IDS": "int32", "INDICES": "none", "STARTS": "int32", "A_STARTS": "int32"}
+
+VARIANTS = {
+    "matmul_naive": (
+        {**_DENSE, **_NVFP4_A, **_NVFP4_B, **_VALUES, "DECODE_A": "scalar"},
+        {**_DENSE, **_PLAIN_A, **_MXFP8_B, **_CODES, "PAIR": "halves"},
+    ),
+    "grouped_matmul_naive": (
+        {**_GROUPED, **_PLAIN_A, **_NVFP4_B, **_VALUES, **_NO_ARRAYS, "INDICES": "int32"},
+        {**_GROUPED, **_NVFP4_A, **_MXFP8_B, **_CODES, **_ARRAYS, "DECODE_A": "group"},
+    ),
+}

@@ -270,3 +270,32 @@ AMAX = Kernel(
     {"INPUT": ELEMENT_CONSTANTS["INPUT"], "ALIGNED": (False, True)},
 )
 AMAX_FINISH = Kernel("amax_finish", amax_finish, ("f32*",))
+
+_NVFP4 = {"ELEMENT": "e2m1", "SCALE": "e4m3", "ROUNDING": "rceil"}
+_MXFP4 = {"ELEMENT": "e2m1", "SCALE": "e8m0", "ROUNDING": "rceil"}
+_MXFP8_E4M3 = {"ELEMENT": "e4m3", "SCALE": "e8m0", "ROUNDING": "rceil"}
+_MXFP8_E5M2 = {"ELEMENT": "e5m2", "SCALE": "e8m0", "ROUNDING": "rceil"}
+_BF16 = {"INPUT": "bfloat16", "ALIGNED": True, "LAYOUT": "tcgen"}
+_F32 = {"INPUT": "float32", "ALIGNED": False, "LAYOUT": "linear"}
+_F16 = {"INPUT": "float16", "ALIGNED": True, "LAYOUT": "linear"}
+
+VARIANTS = {
+    "quantize": (
+        {**_NVFP4, **_BF16, "UNIT": True, "ENCODE": "none"},
+        {**_NVFP4, **_F16, "UNIT": False, "ENCODE": "row_amax"},
+        {**_MXFP4, **_F32, "UNIT": True, "ENCODE": "none", "ROUNDING": "even"},
+        {**_MXFP8_E4M3, **_BF16, "UNIT": True, "ENCODE": "none"},
+    ),
+    "amax": ({"INPUT": "bfloat16", "ALIGNED": True}, {"INPUT": "float32", "ALIGNED": False}),
+}
+SLOW_VARIANTS = {
+    "quantize": (
+        *(
+            {**_NVFP4, **_F32, "UNIT": False, "ENCODE": e}
+            for e in ("scalar", "array", "batch", "row", "amax")
+        ),
+        {**_MXFP4, **_BF16, "UNIT": False, "ENCODE": "scalar"},
+        {**_MXFP8_E5M2, **_F16, "UNIT": True, "ENCODE": "none", "ROUNDING": "floor"},
+        {**_MXFP8_E5M2, **_F16, "UNIT": True, "ENCODE": "none", "ROUNDING": "ceil"},
+    ),
+}
