@@ -94,8 +94,8 @@ class Epilogue:
         result; expert is 0 in a dense product. Rows that a grouped product writes as zero do not
         pass through it.
     *arrays : arrays
-        On the device of the operands: float32, float16, bfloat16, int32, int64 or uint8,
-        contiguous.
+        Of float32, int32, int64 or uint8, contiguous, on the device of the operands. The golden
+        model takes float16 and bfloat16 too; kernels do not (UnsupportedError).
     pair : bool
         Two columns of the product make one of the result, which has N/2.
     halves : bool

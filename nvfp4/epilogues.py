@@ -23,7 +23,7 @@ def bias(bias: Any) -> Epilogue:
 
     Parameters
     ----------
-    bias : array of float32, float16 or bfloat16, [N] or [E, N]
+    bias : array of float32, [N] or [E, N]
 
     Returns
     -------
@@ -54,7 +54,7 @@ def row_scale(scale: Any) -> Epilogue:
 
     Parameters
     ----------
-    scale : array of float32, float16 or bfloat16, [M] or [M, 1]
+    scale : array of float32, [M] or [M, 1]
 
     Returns
     -------
@@ -78,7 +78,7 @@ def residual_add(residual: Any) -> Epilogue:
 
     Parameters
     ----------
-    residual : array of float32, float16 or bfloat16, [M, N]
+    residual : array of float32, [M, N]
 
     Returns
     -------

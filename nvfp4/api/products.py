@@ -238,8 +238,12 @@ class _Product(NamedTuple):
             **self.epilogue.facts(),
             "alpha": self.alpha.kind,
         }
+        steps = 0
         if self.a.plain is not None:
             buffers["a"], facts["a_row_stride"] = _rows_of(self.a.plain, where)
+            steps = facts["a_row_stride"] * self.a.plain.spec.itemsize
+        read = (buffers["a"] or buffers["a_codes"], buffers["b_codes"])
+        facts["aligned"] = not (read[0].pointer | read[1].pointer | steps) & 15
         if self.ranges is not None:
             starts = None if self.a.parts is None else self.a.parts.tile_starts
             facts["has_tile_starts"] = starts is not None

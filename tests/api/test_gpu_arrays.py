@@ -656,6 +656,10 @@ def on_device(cupy: stubs.Cupy, q: nvfp4.QTensor) -> nvfp4.QTensor:
     )
 
 
+def addresses_are_aligned(*arrays: stubs.CupyArray) -> bool:
+    return all(array.data.ptr % 16 == 0 for array in arrays)
+
+
 def test_a_product_of_two_tensors_is_planned_and_bound(card: Card, cupy: stubs.Cupy) -> None:
     a = on_device(cupy, nvfp4.quantize(X, "nvfp4", encode_scale="row_amax"))
     b = on_device(cupy, nvfp4.quantize(values(7, 64), "mxfp4", scale_layout="linear"))
@@ -667,6 +671,7 @@ def test_a_product_of_two_tensors_is_planned_and_bound(card: Card, cupy: stubs.C
         "a_format": "nvfp4", "a_dtype": None, "a_layout": "tcgen", "decode_a": "row",
         "b_format": "mxfp4", "b_dtype": None, "b_layout": "linear", "decode_b": "scalar",
         "out_dtype": "bfloat16", "epilogue": None, "alpha": "array",
+        "aligned": addresses_are_aligned(a.codes, b.codes),
     }  # fmt: skip
     bound = {name: getattr(value, "owner", value) for name, value in card.buffers.items()}
     assert bound == {
@@ -688,6 +693,7 @@ def test_a_plain_operand_is_bound_with_its_row_stride(card: Card, cupy: stubs.Cu
     facts = card.facts
     assert (facts["a_format"], facts["a_dtype"], facts["a_row_stride"]) == (None, "bfloat16", 100)
     assert (facts["decode_a"], facts["alpha"]) == ("none", "value")
+    assert not facts["aligned"]  # rows are 200 bytes apart
     assert facts["epilogue"] == epilogue.code(("float16",))
     assert card.buffers["a"].owner is a
     assert card.buffers["alpha"] == np.float32(2)
@@ -717,7 +723,7 @@ def test_a_grouped_product_is_planned_and_bound(card: Card, cupy: stubs.Cupy) ->
         "starts_dtype": None, "a_format": "mxfp8_e4m3", "a_dtype": None,
         "a_layout": "tcgen_grouped", "decode_a": "group", "b_format": "nvfp4", "b_dtype": None,
         "b_layout": "tcgen", "decode_b": "batch", "out_dtype": "float16", "epilogue": None,
-        "alpha": "expert",
+        "alpha": "expert", "aligned": addresses_are_aligned(a.codes, b.codes),
     }  # fmt: skip
     bound = {name: getattr(value, "owner", value) for name, value in card.buffers.items()}
     assert bound == {

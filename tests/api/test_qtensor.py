@@ -374,6 +374,14 @@ def test_copies_and_pickles_are_the_same_tensor(q: nvfp4.QTensor, how: Any) -> N
         assert not again.dequantize().any()
 
 
+def test_a_pickle_holds_no_address() -> None:
+    q = nvfp4.quantize(X, "nvfp4")
+    assert q.parts.codes.pointer
+    assert set(q.__getstate__()) == {field.name for field in dataclasses.fields(q)}
+    again = pickle.loads(pickle.dumps(q))
+    assert again.parts.codes.pointer == again.codes.__array_interface__["data"][0]
+
+
 def test_its_repr_is_metadata_alone() -> None:
     text = repr(GROUPED)
     assert text == (

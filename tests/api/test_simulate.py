@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
+import ml_dtypes
 import numpy as np
 import pytest
 
@@ -34,6 +35,11 @@ def archs(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     return seen
 
 
+WEIGHTS = RNG.standard_normal((3, 32, 96)).astype(np.float32)
+B = nvfp4.quantize(WEIGHTS[0], "mxfp8", encode_scale="amax")
+STACK = nvfp4.quantize(WEIGHTS, "mxfp4", encode_scale=np.array([1, 2, 3], "f"))
+SWIGLU = nvfp4.epilogues.swiglu(1.702, 1.0, 7.0, halves=False)
+
 CALLS: dict[str, Callable[[], Any]] = {
     "quantize": lambda: nvfp4.quantize(X, "nvfp4", encode_scale="amax").codes,
     "grouped_quantize": lambda: (
@@ -44,26 +50,82 @@ CALLS: dict[str, Callable[[], Any]] = {
     "deinterleave_scales": lambda: nvfp4.deinterleave_scales(
         np.full((1, 1, 32, 4, 4), 3, np.uint8), (5, 3)
     ),
+    "matmul": lambda: nvfp4.matmul(Q, B, alpha=0.3),
+    "matmul of a plain array": lambda: nvfp4.matmul(X.astype(np.float16), B, out_dtype="float32"),
+    "matmul, quantised": lambda: nvfp4.matmul(Q, B, out_dtype="nvfp4").codes,
+    "grouped_matmul": lambda: nvfp4.grouped_matmul(
+        nvfp4.grouped_quantize(X, "mxfp8", row_offsets=OFFSETS),
+        STACK,
+        row_offsets=OFFSETS,
+        expert_ids=IDS,
+        alpha=np.array([1, 2, 0.3], np.float32),
+        out_dtype="float32",
+    ),
 }
+LAUNCHES = {"grouped_matmul": 2}
 
 
-@pytest.mark.parametrize("call", CALLS.values(), ids=CALLS.keys())
+@pytest.mark.parametrize("name", CALLS)
 @pytest.mark.parametrize("arch", ["sm_80", "sm_90a", "sm_100a", "sm_120a"])
-def test_the_kernels_of_the_named_architecture_run(
-    archs: list[str], call: Callable[[], Any], arch: str
-) -> None:
+def test_the_kernels_of_the_named_architecture_run(archs: list[str], name: str, arch: str) -> None:
+    call, launches = CALLS[name], LAUNCHES.get(name, 1)
     expected = call()
     assert not archs
     with nvfp4.simulate(arch):
         got = call()
-        assert archs == [arch]
-        with nvfp4.simulate("sm_90a"):
+    assert archs == [arch] * launches
+    assert got.tobytes() == expected.tobytes()
+    assert got.dtype == expected.dtype
+    call()
+    assert len(archs) == launches
+
+
+def test_the_innermost_machine_is_taken(archs: list[str]) -> None:
+    call = CALLS["interleave_scales"]
+    with nvfp4.simulate("sm_80"):
+        call()
+        with nvfp4.simulate("sm_100a"):
             call()
         call()
-    assert archs == [arch, "sm_90a", arch]
-    np.testing.assert_array_equal(got, expected)
     call()
+    assert archs == ["sm_80", "sm_100a", "sm_80"]
+
+
+@pytest.mark.parametrize("dtype", [np.float16, ml_dtypes.bfloat16])
+def test_a_plain_operand_may_be_any_view(archs: list[str], dtype: Any) -> None:
+    a = X.astype(dtype)
+    expected = nvfp4.matmul(a, B, out_dtype="float32")
+    for seen in (np.repeat(a, 2, axis=0)[::2], np.asfortranarray(a), a[:, ::-1][:, ::-1]):
+        with nvfp4.simulate():
+            got = nvfp4.matmul(seen, B, out_dtype="float32")
+        assert got.tobytes() == expected.tobytes()
     assert len(archs) == 3
+
+
+@pytest.mark.parametrize("made", [SWIGLU, nvfp4.epilogues.relu2()], ids=["swiglu", "relu2"])
+def test_epilogues_run_as_they_are(archs: list[str], made: nvfp4.Epilogue) -> None:
+    expected = nvfp4.matmul(Q, B, epilogue=made, out_dtype="float32")
+    indices = np.array([4, -1, 0, 1, 9], np.int32)
+    options = {"row_offsets": OFFSETS, "row_indices": indices, "epilogue": made}
+    grouped = nvfp4.grouped_matmul(Q, STACK, **options)
+    with nvfp4.simulate():
+        assert (
+            nvfp4.matmul(Q, B, epilogue=made, out_dtype="float32").tobytes() == expected.tobytes()
+        )
+        assert nvfp4.grouped_matmul(Q, STACK, **options).tobytes() == grouped.tobytes()
+    assert len(archs) == 2
+
+
+def test_arrays_of_epilogues_are_read_flat(archs: list[str]) -> None:
+    residual = np.asfortranarray(RNG.standard_normal((5, 32)).astype(np.float32))
+    epilogue = nvfp4.epilogues.residual_add(residual)
+    expected = nvfp4.matmul(Q, B, epilogue=epilogue, out_dtype="float32")
+    with nvfp4.simulate():
+        got = nvfp4.matmul(Q, B, epilogue=epilogue, out_dtype="float32")
+    assert got.tobytes() == expected.tobytes()
+    halves = nvfp4.epilogues.bias(np.ones(32, np.float16))
+    with nvfp4.simulate(), pytest.raises(nvfp4.UnsupportedError, match="float16"):
+        nvfp4.matmul(Q, B, epilogue=halves)
 
 
 def test_views_are_read_and_written_as_what_they_show(archs: list[str]) -> None:
