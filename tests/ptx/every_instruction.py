@@ -7,7 +7,7 @@ from nvfp4.program import Kernel
 from nvfp4.ptx import memory
 from nvfp4.ptx.instruction import Instruction, split_tuple
 
-FAMILIES = ("arith", "bits", "memory", "warp", "control", "convert", "packed")
+FAMILIES = ("arith", "bits", "memory", "warp", "control", "convert", "packed", "scaled")
 
 # Values for compile-time parameters, by instruction or by parameter.
 IMMEDIATES = {("lop3", "table"): (0xE8,)}
@@ -50,15 +50,7 @@ def _calls(instruction: Instruction) -> list[str]:
         if kind == "imm":
             values = [repr(value) for value in _immediate_values(instruction, name)]
         else:
-            source = {
-                "f32": "x[{}]",
-                "ptr": "w",
-                "bool": "(i32[{}] > 5)",
-                "i64": "i64[{}]",
-                "u32": "w[{}]",
-            }
-            source |= {"i32": "i32[{}]"}
-            values = [source[kind].format(number)]
+            values = [OPERANDS[kind].format(number)]
             number += 1
         texts = [[*text, value] for text in texts for value in values]
     return [f"{instruction.name}({', '.join(text)})" for text in texts]

@@ -1,4 +1,4 @@
-"""Arithmetic: models against exact arithmetic, and lowerings that the host can run against models."""
+"""Models against exact arithmetic, and lowerings that the host can run against models."""
 
 import itertools
 import math
@@ -371,11 +371,9 @@ def test_a_selection_takes_one_of_its_operands():
 
 
 def built() -> list[Instruction]:
-    found = []
-    for value in [*vars(arith).values(), *vars(bits).values()]:
-        if isinstance(value, Instruction) and value.lowering_for((9, 0)).build is not None:
-            found.append(value)
-    return list(dict.fromkeys(found))
+    every = {**vars(arith), **vars(bits)}.values()
+    made = [value for value in every if isinstance(value, Instruction)]
+    return [one for one in made if one.lowering_for((9, 0)).build is not None]
 
 
 def operands(kind: str) -> list:

@@ -41,7 +41,7 @@ TO = {
 
 
 def ties(name: str) -> np.ndarray:
-    """All values of the type, what lies half way between them, beyond the largest, and neighbours."""
+    """All values of the type, the middles between them, what is beyond, and the neighbours."""
     values = np.asarray(TO[name][2], np.float64)
     half = (values[1:] + values[:-1]) / 2
     last = values[-1] + (values[-1] - values[-2]) / 2

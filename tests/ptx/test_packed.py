@@ -1,4 +1,4 @@
-"""Arithmetic on pairs of 16-bit floats: one rounding of the exact result, NaN and zeros as PTX says."""
+"""Pairs of 16-bit floats: one rounding of the exact result, NaN and zeros as PTX says."""
 
 import itertools
 from fractions import Fraction
