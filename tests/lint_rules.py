@@ -6,8 +6,8 @@
   where they are absent.
 * ``assert``: no ``assert`` statement in ``nvfp4/`` outside ``nvfp4/kernels/``: a user's mistake
   gets a message.
-* ``float``: each float literal in ``nvfp4/kernels/`` is the argument of ``np.float32``, else it
-  is float64 on the card.
+* ``float``: float literals in ``nvfp4/kernels/`` are arguments of ``np.float32``, else they are
+  float64 on the card.
 * ``seed``: no ``default_rng()`` without a seed: a failing test must fail again.
 * ``path``: no absolute path of somebody's machine in any file.
 """
@@ -95,15 +95,22 @@ def _imported(node: ast.AST) -> list[str]:
 
 
 def _arguments_of_float32(tree: ast.Module) -> set[int]:
-    """Identities of the literals written as ``np.float32(1.5)`` or ``np.float32(-1.5)``."""
-    allowed = set()
+    """Identities of the literals in ``np.float32(-1.5)`` and ``np.float32(2.0**-126)``.
+
+    An expression of literals alone is folded before it is rounded; one with a variable in it is
+    computed as float64 on the card.
+    """
+    allowed: set[int] = set()
     for node in ast.walk(tree):
         if isinstance(node, ast.Call) and _name(node.func) == "float32":
             for argument in node.args:
-                if isinstance(argument, ast.UnaryOp):
-                    argument = argument.operand
-                allowed.add(id(argument))
+                parts = list(ast.walk(argument))
+                if all(isinstance(part, _CONSTANT_PARTS) for part in parts):
+                    allowed.update(map(id, parts))
     return allowed
+
+
+_CONSTANT_PARTS = (ast.Constant, ast.UnaryOp, ast.BinOp, ast.operator, ast.unaryop)
 
 
 def _unseeded(call: ast.Call) -> bool:
