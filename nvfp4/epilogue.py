@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from types import CodeType, FunctionType, ModuleType
 from typing import Any
@@ -101,20 +101,32 @@ class Epilogue:
     halves : bool
         Which two: column j and column j + N/2 (True: gates in the first half), or columns 2j and
         2j + 1 (False: interleaved, as gpt-oss stores them).
+    axes : sequence of str, optional
+        For each array, its axes out of M, N (rows and columns of the result), E (experts, 1 in a
+        dense product) and 1, such as ``("EN", "M1")``: another shape is then a ValueError when the
+        epilogue is used. Without it nothing keeps `fn` from reading beyond an array on a GPU.
 
     Raises
     ------
     TypeError
         `fn` is not a Python function, or takes another number of arguments.
+    ValueError
+        `axes` are not of these letters, or not as many as there are arrays.
     """
 
     fn: FunctionType
     arrays: tuple[Any, ...]
     pair: bool
     halves: bool
+    axes: tuple[str, ...] | None
 
     def __init__(
-        self, fn: Callable[..., Any], *arrays: Any, pair: bool = False, halves: bool = True
+        self,
+        fn: Callable[..., Any],
+        *arrays: Any,
+        pair: bool = False,
+        halves: bool = True,
+        axes: Sequence[str] | None = None,
     ) -> None:
         if not isinstance(fn, FunctionType):
             raise TypeError(
@@ -134,10 +146,18 @@ class Epilogue:
                 f"for each of its {len(arrays)} arrays; it takes "
                 f"({', '.join(code.co_varnames[: code.co_argcount])})"
             )
+        if axes is not None:
+            axes = tuple(axes)
+            if len(axes) != len(arrays) or any(set(one) - set("MNE1") for one in axes):
+                raise ValueError(
+                    "axes must be a string of the letters M, N, E and 1 for each of the "
+                    f"{len(arrays)} arrays; got {axes}"
+                )
         object.__setattr__(self, "fn", fn)
         object.__setattr__(self, "arrays", arrays)
         object.__setattr__(self, "pair", bool(pair))
         object.__setattr__(self, "halves", bool(halves))
+        object.__setattr__(self, "axes", axes)
 
     def code(self, dtypes: tuple[str, ...]) -> EpilogueCode:
         """What plans and compilation see of it; `dtypes` are those of its arrays."""
@@ -145,7 +165,26 @@ class Epilogue:
 
     def with_arrays(self, arrays: tuple[Any, ...]) -> Epilogue:
         """The same epilogue over other arrays."""
-        return Epilogue(self.fn, *arrays, pair=self.pair, halves=self.halves)
+        return Epilogue(self.fn, *arrays, pair=self.pair, halves=self.halves, axes=self.axes)
+
+    def check_shapes(
+        self, shapes: Sequence[tuple[int, ...]], rows: int, columns: int, experts: int
+    ) -> None:
+        """Check the shapes of the arrays for a result of `rows` by `columns`.
+
+        Raises
+        ------
+        ValueError
+            An array has not the shape that its `axes` say.
+        """
+        sizes = {"M": rows, "N": columns, "E": experts, "1": 1}
+        for i, (shape, axes) in enumerate(zip(shapes, self.axes or (), strict=False)):
+            wanted = tuple(sizes[letter] for letter in axes)
+            if shape != wanted:
+                raise ValueError(
+                    f"epilogue array {i} of {self.fn.__name__} must have shape "
+                    f"[{', '.join(axes)}], here {wanted}; got {shape}"
+                )
 
     def columns(self, columns: int) -> int:
         """Columns of the result of a product of `columns` columns.

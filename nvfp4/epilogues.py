@@ -40,13 +40,13 @@ def bias(bias: Any) -> Epilogue:
     if len(shape) not in (1, 2):
         raise ValueError(f"bias must have shape [N] or [E, N]; got {shape}")
     if len(shape) == 1:
-        return Epilogue(_add_bias, bias)
+        return Epilogue(_add_bias, bias, axes=("N",))
     columns = shape[1]
 
     def add_expert_bias(value, row, column, expert, bias):  # type: ignore[no-untyped-def]
         return value + np.float32(bias[expert * columns + column])
 
-    return Epilogue(add_expert_bias, bias)
+    return Epilogue(add_expert_bias, bias, axes=("EN",))
 
 
 def row_scale(scale: Any) -> Epilogue:
@@ -70,7 +70,7 @@ def row_scale(scale: Any) -> Epilogue:
     shape = as_array(scale, "scale").shape
     if len(shape) != 1 and not (len(shape) == 2 and shape[1] == 1):
         raise ValueError(f"scale must have shape [M] or [M, 1]; got {shape}")
-    return Epilogue(_scale_row, scale)
+    return Epilogue(_scale_row, scale, axes=("M1"[: len(shape)],))
 
 
 def residual_add(residual: Any) -> Epilogue:
@@ -99,7 +99,7 @@ def residual_add(residual: Any) -> Epilogue:
     def add_residual(value, row, column, expert, residual):  # type: ignore[no-untyped-def]
         return value + np.float32(residual[row * columns + column])
 
-    return Epilogue(add_residual, residual)
+    return Epilogue(add_residual, residual, axes=("MN",))
 
 
 def relu2() -> Epilogue:

@@ -217,6 +217,12 @@ class ReadEpilogue(NamedTuple):
         """Columns of the result."""
         return columns if self.epilogue is None else self.epilogue.columns(columns)
 
+    def check(self, rows: int, columns: int, experts: int) -> None:
+        """The shapes of the arrays, for a result of this shape."""
+        if self.epilogue is not None:
+            shapes = [array.shape for array in self.arrays]
+            self.epilogue.check_shapes(shapes, rows, columns, experts)
+
     def for_golden(self) -> Any:
         """As the golden model calls it."""
         if self.epilogue is None:

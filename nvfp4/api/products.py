@@ -220,6 +220,7 @@ class _Product(NamedTuple):
     ) -> Any:
         """Check `out`, choose where to run, run."""
         shape = (rows, self.epilogue.columns(facts["columns"]))
+        self.epilogue.check(*shape, facts.get("experts", 1))
         result = Result(out_dtype, shape, out, self.inputs, self.ranges, stream)
         where = _place.place(self.inputs, stream)
         if where.golden:

@@ -230,6 +230,37 @@ def test_ready_epilogues_take_arrays_of_their_shapes(make: Any, shape: tuple[int
         make([1.0])
 
 
+@pytest.mark.parametrize(
+    ("made", "shape"),
+    [
+        (epilogues.bias(numbers(N + 1)), rf"\[N\], here \({N},\); got \({N + 1},\)"),
+        (epilogues.bias(numbers(1)), rf"\({N},\)"),
+        (epilogues.bias(numbers(E, N)), rf"\(1, {N}\)"),
+        (epilogues.row_scale(numbers(M - 1)), rf"\({M},\)"),
+        (epilogues.row_scale(numbers(M + 1, 1)), rf"\({M}, 1\)"),
+        (epilogues.residual_add(numbers(N, M)), rf"\({M}, {N}\)"),
+    ],
+)
+def test_arrays_of_ready_epilogues_have_the_shape_of_the_result(
+    made: nvfp4.Epilogue, shape: str
+) -> None:
+    with pytest.raises(ValueError, match=f"epilogue array 0.*{shape}"):
+        product(made)
+
+
+def test_arrays_by_expert_have_one_row_an_expert() -> None:
+    grouped(epilogues.bias(numbers(E, N)))
+    for wrong in (E - 1, E + 1):
+        with pytest.raises(ValueError, match=r"epilogue array 0.*\[E, N\]"):
+            grouped(epilogues.bias(numbers(wrong, N)))
+
+
+@pytest.mark.parametrize("axes", [("N", "N"), (), ("K",), "NM"])
+def test_axes_are_letters_for_each_array(axes: Any) -> None:
+    with pytest.raises(ValueError, match="axes"):
+        nvfp4.Epilogue(lambda value, row, column, expert, one: value, numbers(N), axes=axes)
+
+
 @pytest.mark.parametrize("limit", [0.0, -1.0, math.nan])
 def test_a_limit_is_positive(limit: float) -> None:
     with pytest.raises(ValueError, match="limit"):

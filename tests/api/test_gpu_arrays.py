@@ -90,6 +90,20 @@ def test_every_format_and_rounding_reaches_its_kernel(
 
 
 @pytest.mark.parametrize(
+    ("format", "scale"),
+    [("mxfp4", "amax"), ("mxfp8", "amax"), ("mxfp8", 0.5), ("mxfp8_e5m2", np.float32(3))],
+)
+def test_an_encode_scale_that_is_one_by_definition_takes_no_kernel(
+    card: Card, cupy: stubs.Cupy, format: str, scale: Any
+) -> None:
+    card.simulate = True
+    got = nvfp4.quantize(cupy.asarray(X), format, encode_scale=scale)
+    assert card.facts["encode"] == "none"
+    same_tensor(got, nvfp4.quantize(X, format))
+    assert got.decode_scale.values == 1
+
+
+@pytest.mark.parametrize(
     ("shape", "layout"), [((), "tcgen"), ((1,), "linear"), ((5, 1), "tcgen"), ((5, 1), "linear")]
 )
 def test_encode_scales_are_read_from_the_device(
