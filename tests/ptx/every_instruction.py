@@ -43,7 +43,7 @@ def _immediate_values(instruction: Instruction, parameter: str) -> tuple:
 
 
 def _calls(instruction: Instruction) -> list[str]:
-    """Texts of calls, one for each combination of compile-time values (at most one parameter has several)."""
+    """Texts of calls, one for each value of a compile-time parameter."""
     texts = [[]]
     number = 0
     for kind, name in zip(instruction.parameters, instruction.names, strict=True):
