@@ -61,11 +61,12 @@ class Kernel:
     threads
         Threads a block, where fixed: the launch bound.
     blocks_per_sm
-        Launch bound: resident blocks that registers must allow (0: not stated).
+        Launch bound: resident blocks that registers must allow (0: not stated). A kernel whose bound depends on its
+        constants has a constant BLOCKS_PER_SM instead.
     """
 
     name: str
-    body: FunctionType
+    body: Any
     parameters: tuple[str, ...]
     constants: Mapping[str, tuple[Constant, ...]] = field(default_factory=dict)
     min_cc: tuple[int, int] = (8, 0)
@@ -113,6 +114,11 @@ class Program:
         """The kernel's name and its constants, for people."""
         values = ",".join(f"{name}={value}" for name, value in self.constants)
         return f"{self.kernel.name}[{values}]" if values else self.kernel.name
+
+    @property
+    def blocks_per_sm(self) -> int:
+        """Launch bound: resident blocks that registers must allow (0: not stated)."""
+        return int(dict(self.constants).get("BLOCKS_PER_SM", self.kernel.blocks_per_sm))
 
     def bind(self, world: World) -> FunctionType:
         """The body as a function over the world's names."""

@@ -91,10 +91,11 @@ class Operand(NamedTuple):
                 f"{letter}_layout": None,
                 f"decode_{letter}": "none",
             }
-        layout = q.scale_layout
+        layout, more = q.scale_layout, {}
         if layout == "tcgen" and parts.groups is not None:
-            layout = "tcgen_grouped"
+            layout, more = "tcgen_grouped", {f"{letter}_tiles": parts.scales.shape[0]}
         return {
+            **more,
             f"{letter}_format": q.format,
             f"{letter}_dtype": None,
             f"{letter}_layout": layout,

@@ -167,11 +167,13 @@ class Result:
         if self.format is None:
             return {"out_dtype": self.dtype}
         tiled = self.layout == "tcgen" and self.ranges is not None
+        starts = None if self.parts is None else self.parts.tile_starts
         return {
             "out_dtype": self.format.name,
             "out_layout": self.layout,
             "out_tiles": self.shapes.scales[0] if tiled else None,
-            "has_out_tile_starts": self.parts is not None and self.parts.tile_starts is not None,
+            "has_out_tile_starts": starts is not None,
+            "out_starts_dtype": None if starts is None else starts.dtype,
         }
 
 

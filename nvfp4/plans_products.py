@@ -1,0 +1,337 @@
+"""Plans of the products; ``nvfp4.plans`` has all plans."""
+
+from __future__ import annotations
+
+import functools
+from types import FunctionType
+from typing import Any
+
+from .epilogue import EpilogueCode
+from .errors import UnsupportedError
+from .formats import FORMATS
+from .kernels.matmul_naive import (
+    EPILOGUE_ARRAYS,
+    EPILOGUE_TYPES,
+    epilogue_function,
+    grouped_matmul_kernel,
+    matmul_kernel,
+)
+from .launch import Launch
+from .layouts import TILE_BLOCKS, TILE_ROWS, allocated_tiles
+from .program import Program
+from .tiling import (
+    Launches,
+    at_least_one,
+    block_for,
+    ceil_div,
+    check_rows,
+    grid_for,
+    index_constants,
+)
+
+__all__ = ["grouped_matmul", "matmul"]
+
+
+@functools.lru_cache(maxsize=1024)
+def matmul(
+    arch: str,
+    *,
+    rows: int,
+    columns: int,
+    depth: int,
+    a_format: str | None,
+    a_dtype: str | None,
+    a_layout: str | None,
+    decode_a: str,
+    b_format: str,
+    b_layout: str,
+    decode_b: str,
+    alpha: str,
+    out_dtype: str,
+    out_layout: str | None = None,
+    epilogue: EpilogueCode | None = None,
+    a_row_stride: int | None = None,
+    b_dtype: None = None,
+    out_tiles: None = None,
+    has_out_tile_starts: bool = False,
+    out_starts_dtype: None = None,
+    aligned: bool = False,
+) -> Launches:
+    """The product of A [rows, depth] with B [columns, depth] transposed.
+
+    Parameters
+    ----------
+    arch : str
+        Such as ``"sm_90a"``.
+    rows, columns, depth : int
+    a_format, b_format : str or None
+        Canonical names; None for a plain A.
+    a_dtype : {"bfloat16", "float16"} or None
+        Of a plain A, whose rows begin `a_row_stride` elements apart.
+    a_layout, b_layout : {"linear", "tcgen"} or None
+        Of the scales.
+    decode_a, decode_b : {"none", "scalar", "row"}
+        What the decode scales have one of.
+    alpha : {"value", "array"}
+        A number, or an array of one.
+    out_dtype : str
+        "bfloat16", "float16", "float32", or a format's canonical name.
+    out_layout : {"linear", "tcgen"} or None
+        Of the scales of a quantised result.
+    epilogue : EpilogueCode or None
+    a_row_stride : int or None
+    b_dtype, out_tiles, has_out_tile_starts, out_starts_dtype
+        What only other products have: None, or False.
+    aligned : bool
+        Whether the arrays of elements and codes, and A's rows, are multiples of 16 bytes.
+
+    Returns
+    -------
+    tuple of Launch
+        Buffers ``a`` or ``a_codes, a_scales, a_decode``; ``b_codes, b_scales, b_decode``;
+        ``alpha``; ``epilogue_0``...; ``out`` or ``out_codes, out_scales, out_decode``.
+
+    Raises
+    ------
+    UnsupportedError
+        An epilogue with more arrays than kernels take, or of a dtype that they do not read.
+    """
+    facts = (a_format, a_dtype, a_layout, decode_a, b_format, b_layout, decode_b, alpha, aligned)
+    constants = _operand_constants(*facts) | _result_constants(out_dtype, out_layout, epilogue)
+    program = _with_epilogue(matmul_kernel(_dtypes(epilogue)).program(**constants), epilogue)
+    high, wide = _result_extent(rows, columns, out_dtype, out_layout, epilogue)
+    block = block_for(wide, high, _smallest_row(out_dtype))
+    grid = grid_for(block, wide, high)
+    args = (
+        *_operand_names(a_format),
+        *_alpha_arguments(alpha),
+        *_result_names(out_dtype),
+        *_epilogue_names(epilogue),
+        *(rows, columns, depth, _row_units(a_format, depth, a_row_stride)),
+    )
+    if out_dtype in FORMATS:
+        grid = at_least_one(grid)
+    return (Launch(program, grid, block, 0, args),)
+
+
+@functools.lru_cache(maxsize=1024)
+def grouped_matmul(
+    arch: str,
+    *,
+    input_rows: int,
+    rows: int,
+    columns: int,
+    depth: int,
+    experts: int,
+    groups: int,
+    has_expert_ids: bool,
+    has_row_indices: bool,
+    has_tile_starts: bool,
+    offsets_dtype: str,
+    ids_dtype: str | None,
+    indices_dtype: str | None,
+    starts_dtype: str | None,
+    a_format: str | None,
+    a_dtype: str | None,
+    a_layout: str | None,
+    decode_a: str,
+    b_format: str,
+    b_layout: str,
+    decode_b: str,
+    alpha: str,
+    out_dtype: str,
+    out_layout: str | None = None,
+    out_tiles: int | None = None,
+    has_out_tile_starts: bool = False,
+    out_starts_dtype: str | None = None,
+    a_tiles: int | None = None,
+    epilogue: EpilogueCode | None = None,
+    a_row_stride: int | None = None,
+    b_dtype: None = None,
+    aligned: bool = False,
+) -> Launches:
+    """The product of each range of rows of A with the matrix of its expert.
+
+    Parameters
+    ----------
+    arch, columns, depth, a_format, a_dtype, b_format, b_layout, b_dtype
+        As in :func:`matmul`; B is [experts, columns, depth].
+    out_dtype, out_layout, epilogue, a_row_stride, aligned
+        As in :func:`matmul`.
+    input_rows, rows : int
+        Of A, and of the result.
+    experts, groups : int
+    has_expert_ids, has_row_indices, has_tile_starts, has_out_tile_starts : bool
+    offsets_dtype, ids_dtype, indices_dtype : {"int32", "int64", "uint32"} or None
+    starts_dtype, out_starts_dtype : {"int32", "int64", "uint32"} or None
+        Of the first scale tiles of the ranges, of A and of a quantised result.
+    a_layout : {"linear", "tcgen_grouped"} or None
+    decode_a : {"none", "scalar", "row", "group"}
+    decode_b : {"scalar", "batch", "batch_row"}
+    alpha : {"value", "array", "expert"}
+    out_tiles, a_tiles : int or None
+        Row tiles of the tcgen scales of the result and of A; None for A: as many as are
+        allocated by default.
+
+    Returns
+    -------
+    tuple of Launch
+        Buffers as in :func:`matmul`, and ``row_offsets, expert_ids, row_indices, tile_starts,
+        out_tile_starts``.
+
+    Raises
+    ------
+    UnsupportedError
+        2^32 rows or more, or an epilogue as in :func:`matmul`.
+    """
+    check_rows(rows)
+    quantized = out_dtype in FORMATS
+    facts = (a_format, a_dtype, a_layout, decode_a, b_format, b_layout, decode_b, alpha, aligned)
+    constants = _operand_constants(*facts) | _result_constants(out_dtype, out_layout, epilogue)
+    constants |= index_constants(offsets_dtype, ids_dtype, indices_dtype, out_starts_dtype)
+    constants["A_STARTS"] = starts_dtype or "none"
+    kernel = grouped_matmul_kernel(_dtypes(epilogue))
+    program = _with_epilogue(kernel.program(**constants), epilogue)
+    _, wide = _result_extent(rows, columns, out_dtype, out_layout, epilogue)
+    block = block_for(wide, TILE_ROWS, _smallest_row(out_dtype))
+    tiles = allocated_tiles(rows, groups)
+    down = max(tiles, out_tiles or 0)
+    grid = (down, grid_for(block, wide, TILE_ROWS)[1], 1)
+    if quantized and groups:
+        grid = at_least_one(grid)
+    args = (
+        *_operand_names(a_format),
+        *("row_offsets", "expert_ids", "row_indices", "tile_starts"),
+        *_alpha_arguments(alpha),
+        *_result_names(out_dtype),
+        "out_tile_starts" if quantized else "tile_starts",
+        *_epilogue_names(epilogue),
+        *(input_rows, rows, columns, depth, _row_units(a_format, depth, a_row_stride)),
+        *(groups, experts, tiles if a_tiles is None else a_tiles, out_tiles or 0),
+    )
+    return (Launch(program, grid, block, 0, args),)
+
+
+def _operand_constants(
+    a_format: str | None,
+    a_dtype: str | None,
+    a_layout: str | None,
+    decode_a: str,
+    b_format: str,
+    b_layout: str,
+    decode_b: str,
+    alpha: str,
+    aligned: bool,
+) -> dict[str, Any]:
+    a, b = FORMATS.get(a_format or ""), FORMATS[b_format]
+    return {
+        "A_ELEMENT": "none" if a is None else a.element,
+        "A_SCALE": "e8m0" if a is None else a.scale,
+        "A_LAYOUT": "tcgen" if a_layout in ("tcgen", "tcgen_grouped") else "linear",
+        "B_ELEMENT": b.element,
+        "B_SCALE": b.scale,
+        "B_LAYOUT": b_layout,
+        "INPUT": a_dtype or "bfloat16",
+        "ALIGNED": aligned,
+        "ALPHA": alpha,
+        "DECODE_A": decode_a,
+        "DECODE_B": decode_b,
+    }
+
+
+def _result_constants(
+    out_dtype: str, out_layout: str | None, epilogue: EpilogueCode | None
+) -> dict[str, Any]:
+    out = FORMATS.get(out_dtype)
+    pair = "none"
+    if epilogue is not None and epilogue.pair:
+        pair = "halves" if epilogue.halves else "interleaved"
+    return {
+        "PAIR": pair,
+        "OUTPUT": out_dtype if out is None else "codes",
+        "ELEMENT": "e2m1" if out is None else out.element,
+        "SCALE": "e8m0" if out is None else out.scale,
+        "LAYOUT": out_layout or "linear",
+        "ROUNDING": "rceil",
+        "UNIT": True,
+    }
+
+
+def _smallest_row(out_dtype: str) -> int:
+    """Threads that lie beside each other: a warp, where blocks of elements find their scale."""
+    return 32 if out_dtype in FORMATS else 1
+
+
+def _result_extent(
+    rows: int, columns: int, out_dtype: str, out_layout: str | None, epilogue: EpilogueCode | None
+) -> tuple[int, int]:
+    """Rows and columns that threads visit: with the padding of a quantised result's scales."""
+    if epilogue is not None and epilogue.pair:
+        columns //= 2
+    if out_layout != "tcgen":
+        return rows, columns
+    tile = FORMATS[out_dtype].block * TILE_BLOCKS
+    return ceil_div(rows, TILE_ROWS) * TILE_ROWS, ceil_div(columns, tile) * tile
+
+
+def _operand_names(a_format: str | None) -> tuple[str, ...]:
+    a = "a" if a_format is None else "a_codes"
+    return (a, "a_scales", "a_decode", "b_codes", "b_scales", "b_decode")
+
+
+def _row_units(a_format: str | None, depth: int, stride: int | None) -> int:
+    """From row to row of A: in elements of a plain array, in bytes of codes."""
+    if a_format is None:
+        return depth if stride is None else stride
+    return depth // FORMATS[a_format].codes_per_byte
+
+
+def _alpha_arguments(alpha: str) -> tuple[str | float, ...]:
+    # What is not used must still be a pointer, or a number.
+    return ("b_decode", "alpha") if alpha == "value" else ("alpha", 1.0)
+
+
+def _result_names(out_dtype: str) -> tuple[str, ...]:
+    if out_dtype in FORMATS:
+        return ("out_codes", "out_scales", "out_decode")
+    return ("out", "out", "b_decode")
+
+
+# Epilogues ----------------------------------------------------------------------------------------
+
+
+def _dtypes(epilogue: EpilogueCode | None) -> tuple[str, ...]:
+    """The dtypes of an epilogue's arrays, if kernels can take them."""
+    if epilogue is None:
+        return ()
+    if len(epilogue.dtypes) > EPILOGUE_ARRAYS:
+        raise UnsupportedError(
+            f"epilogue must have at most {EPILOGUE_ARRAYS} arrays in a kernel; "
+            f"got {len(epilogue.dtypes)}: put some of them together"
+        )
+    for dtype in epilogue.dtypes:
+        if dtype not in EPILOGUE_TYPES:
+            raise UnsupportedError(
+                f"epilogue arrays must be of {', '.join(EPILOGUE_TYPES)} in a kernel; got {dtype}: "
+                "pass it as float32"
+            )
+    return epilogue.dtypes
+
+
+def _epilogue_names(epilogue: EpilogueCode | None) -> tuple[str, ...]:
+    names = [f"epilogue_{i}" for i in range(len(_dtypes(epilogue)))]
+    return (*names, *["b_codes"] * (EPILOGUE_ARRAYS - len(names)))
+
+
+def _with_epilogue(program: Program, epilogue: EpilogueCode | None) -> Program:
+    if epilogue is None:
+        return program
+    name = "pair_epilogue" if epilogue.pair else "epilogue"
+    return Program(program.kernel, program.constants, ((name, _function(epilogue)),))
+
+
+@functools.lru_cache(maxsize=256)
+def _function(epilogue: EpilogueCode) -> FunctionType:
+    """What a kernel calls: the same object for equal epilogues, so that programs are equal."""
+    made: FunctionType = epilogue_function(epilogue.fn, len(epilogue.dtypes), epilogue.pair)
+    return made
