@@ -93,13 +93,13 @@ def ulps(a: np.ndarray, b: np.ndarray) -> int:
     return int(np.abs(ordered(a) - ordered(b)).max())
 
 
-def check(ours: np.ndarray, theirs: torch.Tensor, exact: bool) -> None:
+def check(ours: np.ndarray, theirs: torch.Tensor, exact: bool, most: int = 1) -> None:
     got = theirs.to(torch.float32).numpy()
     assert got.shape == ours.shape
     if exact:
         assert np.array_equal(ours, got)
     else:
-        assert ulps(ours, got) <= 1
+        assert ulps(ours, got) <= most
 
 
 def original(model: Path, module: str) -> np.ndarray:
@@ -129,7 +129,10 @@ def test_compressed_tensors_reads_the_values_that_were_written(
         bias = own.pop("bias", None)
         assert bias is None or bias.dtype == torch.float32
         assert set(own) == set(compressor.compression_param_names(group))
-        check(our_values(folder, module), _ct_float32(format, own, group), exact or format != "nvfp4")
+        # It divides the block scale by the tensor scale where the definition multiplies by a
+        # rounded reciprocal: three roundings that can add up to two units in the last place.
+        values = _ct_float32(format, own, group)
+        check(our_values(folder, module), values, exact or format != "nvfp4", most=2)
         # Its own entry point computes in bfloat16.
         low = compressor.decompress(dict(own), group)["weight"].to(torch.float32).numpy()
         np.testing.assert_allclose(low, our_values(folder, module), rtol=2**-6, atol=1e-9)
@@ -248,14 +251,24 @@ def test_transformers_loads_and_runs_it(format: str, model: Path, made: Any) -> 
     transformers = pytest.importorskip("transformers")
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
-        dense = transformers.AutoModel.from_pretrained(model)
-        loaded = transformers.AutoModel.from_pretrained(made(format, "compressed-tensors"))
+        # Decompressed weights are bfloat16, whatever the model's type.
+        kind = torch.bfloat16
+        dense = transformers.AutoModel.from_pretrained(model, dtype=kind)
+        folder = made(format, "compressed-tensors")
+        loaded = transformers.AutoModel.from_pretrained(folder, dtype=kind)
     ids = torch.tensor([[101, 2023, 2003, 1037, 7099, 6251, 102]])
     with torch.no_grad():
         x, y = (m.eval()(ids).last_hidden_state.float().mean(1)[0] for m in (dense, loaded))
     cosine = float(torch.nn.functional.cosine_similarity(x, y, dim=0))
-    assert cosine > (0.999 if format == "mxfp8" else 0.95)
-    assert cosine < 0.9999999  # it is not the dense model that was loaded
+    assert cosine > (0.99 if format == "mxfp8" else 0.93)
+    weights = dict(loaded.named_parameters())
+    for module in modules(folder):
+        got = weights[f"{module}.weight"].detach().to(torch.float32).numpy()
+        want = our_values(folder, module)
+        if format == "nvfp4":  # computed in bfloat16
+            np.testing.assert_allclose(got, want, rtol=2**-6, atol=1e-9)
+        else:
+            assert np.array_equal(got, want)
 
 
 def test_gpt_oss_blocks_have_the_values_that_transformers_gives_them(
