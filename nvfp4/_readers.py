@@ -197,6 +197,7 @@ def _reader(obj: Any, name: str) -> _Reader:
 
 
 def describe(obj: Any) -> str:
+    """What was passed in place of an array, for messages."""
     kind = type(obj)
     if kind.__name__ == "QTensor":
         return "a QTensor (its .dequantize() gives an array)"

@@ -9,11 +9,15 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, ClassVar, NamedTuple, NoReturn
 
+import numpy as np
+
 from . import _parts
 from .arrays import Array, as_array, as_bytes, full
 from .formats import FORMATS, BlockFormat, block_format
 
 __all__ = ["Parts", "QTensor", "check_scale_bytes", "make"]
+
+_NUMBERS = (int, float, np.integer, np.floating)
 
 
 class Parts(NamedTuple):
@@ -135,7 +139,7 @@ class QTensor:
             shape = _parts.shape_of_codes(fmt, code_view.spec)
         if decode_scale is None:
             decode_scale = 1.0
-        if isinstance(decode_scale, (int, float)) and not isinstance(decode_scale, bool):
+        if isinstance(decode_scale, _NUMBERS) and not isinstance(decode_scale, bool):
             decode_scale = full((), float(decode_scale), "float32", code_view)
         return cls(
             as_bytes(codes, code_view),

@@ -407,9 +407,16 @@ def test_a_repeated_call_makes_the_checks_that_depend_on_values(
     one = at(3072, np.ones((), np.float32))
     with says(ValueError, "out.decode_scale must not overlap encode_scale"):
         nvfp4.quantize(at(0, X), "nvfp4", out=out, encode_scale=one)
+    for first in (3500, 3600):
+        one = at(first, np.ones((), np.float32))
+        nvfp4.quantize(at(0, X), "nvfp4", out=out, encode_scale=one)
+    assert len(card.repeated) == 2
+    one = at(2048 + 156, np.ones((), np.float32))
+    with says(ValueError, "out.codes must not overlap encode_scale"):
+        nvfp4.quantize(at(0, X), "nvfp4", out=out, encode_scale=one)
     with says(TypeError, "stream"):
         nvfp4.quantize(at(0, X), "nvfp4", out=out, encode_scale=1.0, stream="0")
-    assert len(card.repeated) == 1
+    assert len(card.repeated) == 2
 
 
 def test_a_repeated_call_of_another_kind_goes_the_long_way(card: Card, cupy: stubs.Cupy) -> None:

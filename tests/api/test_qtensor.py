@@ -58,8 +58,10 @@ def test_without_a_decode_scale_it_is_one_in_the_library_of_the_codes() -> None:
     assert q.decode_scale == 1
 
 
-def test_a_decode_scale_may_be_a_number() -> None:
-    q = nvfp4.QTensor.from_parts(Q.codes, Q.scales, "nvfp4", decode_scale=0.25)
+@pytest.mark.parametrize("kind", [float, np.float32, np.float64])
+def test_a_decode_scale_may_be_a_number(kind: Any) -> None:
+    q = nvfp4.QTensor.from_parts(Q.codes, Q.scales, "nvfp4", decode_scale=kind(0.25))
+    assert q.decode_scale.shape == ()
     np.testing.assert_array_equal(q.dequantize(), Q.dequantize() * np.float32(0.25))
 
 
