@@ -214,12 +214,10 @@ class Thread:
                     "comes, it has left "
                     "the kernel"
                 )
-            if warp.collectives:
-                self._check_mutual(name, mask)
             mine = Collective(name, mask)
             warp.collectives.append(mine)
-        elif len(warp.collectives) > 1:
-            self._check_mutual(name, mask, mine)
+        if len(warp.collectives) > 1:
+            self._check_mutual(mine)
         payloads = mine.payloads
         payloads[lane] = payload
         mine.threads.append(self)
@@ -241,19 +239,17 @@ class Thread:
                 thread.wake(results[thread.lane])
         return results[lane]
 
-    def _check_mutual(self, name: str, mask: int, mine: Collective | None = None) -> None:
+    def _check_mutual(self, mine: Collective) -> None:
         """Refuse to wait for a lane which itself waits for this one."""
         for other in self.warp.collectives:
             if other is mine or not other.mask >> self.lane & 1:
                 continue
             for thread in other.threads:
-                if mask >> thread.lane & 1:
+                if mine.mask >> thread.lane & 1:
                     raise WarpMaskError(
-                        f"{name} with mask {mask:#010x} waits for lane {thread.lane} of warp "
-                        f"{self.warp.index}, which "
-                        f"is at {describe(thread)} and waits there for lane {self.lane} in "
-                        f"{other.name} with mask "
-                        f"{other.mask:#010x}"
+                        f"{mine.name} with mask {mine.mask:#010x} waits for lane {thread.lane} of "
+                        f"warp {self.warp.index}, which is at {describe(thread)} and waits there "
+                        f"for lane {self.lane} in {other.name} with mask {other.mask:#010x}"
                     )
 
     # Barriers ------------------------------------------------------------------------------------

@@ -341,25 +341,22 @@ def test_named_barriers_let_producers_run_ahead():
 def test_a_named_barrier_orders_who_arrives_before_who_waits_and_not_the_reverse():
     def body(reverse):
         thread = sim.this_thread()
-        shared = thread.block.shared
-        writer = (thread.warp.index == 0) != reverse
+        block = thread.block
+        shared, address = block.shared, block.shared.base + 4 * thread.lane
         arrives = thread.warp.index == 0
-        if not writer:
-            for _ in range(6):
-                thread.yield_now()
-        if writer and arrives:
-            shared.store(shared.base + 4 * thread.lane, 4, 1)
+        if arrives != reverse:
+            shared.store(address, 4, 1)
         thread.barrier(1, 64, kind="arrive" if arrives else "arrive_wait")
-        if writer and not arrives:
-            shared.store(shared.base + 4 * thread.lane, 4, 1)
-        if not writer:
-            if arrives:
-                thread.wait_until(lambda: shared.data[4 * thread.lane] == 1, "the data")
-            shared.load(shared.base + 4 * thread.lane, 4)
+        block.state[thread.linear] = "has passed"
+        if arrives == reverse:
+            # Late enough, but that orders nothing.
+            thread.wait_until(lambda: len(block.state) == 64, "the others")
+            shared.load(address, 4)
 
-    Machine().run(body, 1, 64, 128, (False,))
-    with pytest.raises(sim.DataRace):
-        Machine().run(body, 1, 64, 128, (True,))
+    for schedule in ("round_robin", 1, 2):
+        Machine("sm_90a", schedule).run(body, 1, 64, 128, (False,))
+        with pytest.raises(sim.DataRace):
+            Machine("sm_90a", schedule).run(body, 1, 64, 128, (True,))
 
 
 def test_a_clock_orders_those_who_release_it_before_those_who_acquire_it():

@@ -103,6 +103,13 @@ def stores_misaligned_in_shared_memory(x, out):
     shared().store(shared().base + (2 if BUG else 4), 4, 1)  # here
 
 
+@plant(sim.Misaligned, "load of 8 bytes at 0x404 of shared memory", shared=256, block=1)
+def loads_misaligned_from_shared_memory(x, out):
+    for word in range(4):
+        shared().store(shared().base + 4 * word, 4, word)
+    out[0] = shared().load(shared().base + (4 if BUG else 8), 8) & 1  # here
+
+
 @plant(sim.OutOfBounds, "shared array of test_planted_bugs.py", "[64]", "(64,)")
 def indexes_outside_of_a_shared_array(x, out):
     array = cuda.shared.array(64, np.float32)
@@ -375,10 +382,12 @@ def continues_past_the_condition_of_a_loop(x, out):
         out[cuda.threadIdx.x] = 1
 
 
-@plant(sim.DivergentBarrier, "barrier 1", "barrier 2", block=32)
+@plant(sim.DivergentBarrier, "arrives at barrier", "of the same warp waits at", block=64)
 def lanes_of_a_warp_wait_at_different_barriers(x, out):
-    number = 1 + (BUG and cuda.threadIdx.x == 7)
-    this_thread().barrier(number, 32)  # here
+    # Both barriers get their 32 threads, so that nothing else would stop this.
+    i = cuda.threadIdx.x
+    number = i % 2 if BUG else i // 32
+    this_thread().barrier(1 + number, 32)  # here
 
 
 @plant(sim.DivergentBarrier, "arrives for 32 threads", block=96, schedules=("round_robin",))

@@ -135,6 +135,15 @@ def test_activemask_names_the_lanes_that_are_there_together():
         assert result == [(FULL, third if i % 3 == 0 else None) for i in range(32)]
 
 
+def test_activemask_waits_for_lanes_that_are_only_late():
+    def masks(i):
+        if i % 2:
+            this_thread().yield_now()
+        return cuda.activemask()
+
+    assert on_lanes(masks) == [FULL] * 32
+
+
 def test_lanemask_lt_is_the_lanes_below():
     assert on_lanes(lambda i: cuda.lanemask_lt()) == [(1 << i) - 1 for i in range(32)]
 
