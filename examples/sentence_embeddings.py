@@ -51,35 +51,38 @@ def gelu(x):
     return x * (1 + np.copysign(erf, x)) / 2
 
 
-def embed(w, ids, config):
-    """The embedding of one sentence: BERT, then the mean over its tokens, of length 1."""
+def embed(w, sentences, config):
+    """Embeddings [sentences, K]: BERT, then the mean over a sentence's tokens, of length 1."""
     heads, epsilon = config["num_attention_heads"], config["layer_norm_eps"]
+    ends = np.cumsum([len(ids) for ids in sentences])
+    rows = [slice(end - len(ids), end) for ids, end in zip(sentences, ends, strict=True)]
 
     def linear(x, name):
         return x @ w[f"{name}.weight"].T + w[f"{name}.bias"]
 
-    x = w["embeddings.word_embeddings.weight"][ids]
-    x = x + w["embeddings.position_embeddings.weight"][: len(ids)]
+    def attention(q, k, v):
+        q, k, v = (t.reshape(len(t), heads, -1).transpose(1, 0, 2) for t in (q, k, v))
+        scores = q @ k.transpose(0, 2, 1) / np.sqrt(q.shape[-1])
+        scores = np.exp(scores - scores.max(-1, keepdims=True))
+        mixed = scores / scores.sum(-1, keepdims=True) @ v
+        return mixed.transpose(1, 0, 2).reshape(q.shape[1], -1)
+
+    # The tokens of all sentences are rows of one matrix; only attention keeps them apart.
+    x = w["embeddings.word_embeddings.weight"][np.concatenate(sentences)]
+    places = np.concatenate([np.arange(len(ids)) for ids in sentences])
+    x = x + w["embeddings.position_embeddings.weight"][places]
     x = x + w["embeddings.token_type_embeddings.weight"][0]
     x = layer_norm(x, w, "embeddings.LayerNorm", epsilon)
     for layer in range(config["num_hidden_layers"]):
         base = f"encoder.layer.{layer}"
-        q, k, v = (
-            linear(x, f"{base}.attention.self.{n}").reshape(len(ids), heads, -1).transpose(1, 0, 2)
-            for n in ("query", "key", "value")
-        )
-        scores = q @ k.transpose(0, 2, 1) / np.sqrt(q.shape[-1])
-        scores = np.exp(scores - scores.max(-1, keepdims=True))
-        mixed = scores / scores.sum(-1, keepdims=True) @ v
-        mixed = linear(
-            mixed.transpose(1, 0, 2).reshape(len(ids), -1), f"{base}.attention.output.dense"
-        )
+        q, k, v = (linear(x, f"{base}.attention.self.{n}") for n in ("query", "key", "value"))
+        mixed = np.concatenate([attention(q[some], k[some], v[some]) for some in rows])
+        mixed = linear(mixed, f"{base}.attention.output.dense")
         x = layer_norm(x + mixed, w, f"{base}.attention.output.LayerNorm", epsilon)
-        up = gelu(linear(x, f"{base}.intermediate.dense"))
-        down = linear(up, f"{base}.output.dense")
+        down = linear(gelu(linear(x, f"{base}.intermediate.dense")), f"{base}.output.dense")
         x = layer_norm(x + down, w, f"{base}.output.LayerNorm", epsilon)
-    mean = x.mean(0)
-    return mean / np.linalg.norm(mean)
+    means = np.stack([x[some].mean(0) for some in rows])
+    return means / np.linalg.norm(means, axis=1, keepdims=True)
 
 
 def main():
@@ -94,7 +97,7 @@ def main():
     original = weights_of(folder)
     matrices = [n for n, x in original.items() if x.ndim == 2 and not n.startswith("embeddings")]
     dense = sum(original[n].size for n in matrices) * 4
-    reference = np.stack([embed(original, one, config) for one in ids])
+    reference = embed(original, ids, config)
 
     print("| format | scales by | convention | weights | bits a weight | SQNR | cosine | worst |")
     print("|---|---|---|---|---|---|---|---|")
@@ -108,7 +111,7 @@ def main():
                 names = [n for w in checkpoint.found.weights.values() for n in w.names]
                 size = sum(checkpoint.entries[n].nbytes for n in names)
             w = weights_of(out)
-        cosines = np.sum(np.stack([embed(w, one, config) for one in ids]) * reference, axis=1)
+        cosines = np.sum(embed(w, ids, config) * reference, axis=1)
         print(
             f"| {format} | {method} | {convention} | {size / 1e6:.2f} MB | {size * 32 / dense:.2f} "
             f"| {sqnr:.2f} dB | {cosines.mean():.4f} | {cosines.min():.4f} |"
