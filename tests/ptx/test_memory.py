@@ -206,6 +206,25 @@ def test_a_release_and_an_acquire_order_what_is_around_them():
         run(body, GlobalPointer(data, "u32"), GlobalPointer(flag, "u32"), False, threads=2)
 
 
+@pytest.mark.parametrize("name", ["ld_relaxed_u32", "ld_acquire_u32", "ld_global_u32"])
+def test_a_flag_may_be_polled_while_it_is_written_but_not_by_a_plain_load(name):
+    flag = np.zeros(1, np.uint32)
+
+    def body(f):
+        if warp.lane_id() == 0:
+            memory.st_release_u32(f, 0, 1)
+        else:
+            load = getattr(memory, name)
+            while load(f, 0, *(("",) if name == "ld_global_u32" else ())) == 0:
+                pass
+
+    if name == "ld_global_u32":
+        with pytest.raises(DataRace):
+            run(body, GlobalPointer(flag, "u32"), threads=2)
+    else:
+        run(body, GlobalPointer(flag, "u32"), threads=2)
+
+
 @pytest.mark.parametrize("name", ["fence_acq_rel_gpu", "membar_gl", None])
 def test_a_fence_publishes_writes_to_those_who_see_a_later_atomic(name):
     data, flag = np.zeros(1, np.uint32), np.zeros(1, np.uint32)
