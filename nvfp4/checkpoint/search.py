@@ -1,10 +1,10 @@
 """Scales chosen by the error they leave (``--method mse``) instead of by the largest element.
 
-Each block keeps the better of two scales. nvfp4: its largest element becomes 6, or 4 (a scale half
-as large again: e2m1 is finer below 4 than between 4 and 6). MX formats: the power of two that
-saturates nothing, or the one below it. For nvfp4 the encode scale is searched first, over most of
-an octave below the usual one: a smaller one leaves room for larger block scales (448 / 1.5 = 299),
-and moves all block scales on the grid of e4m3.
+Each block keeps the best of a few scales. nvfp4: its largest element becomes 6, or 4 (a scale half
+as large again: e2m1 is finer below 4 than between 4 and 6), or the scale is a neighbour of the
+former on the grid of e4m3. MX formats: the power of two that saturates nothing, or the one below
+it. For nvfp4 the encode scale is searched first, over most of an octave below the usual one: a
+smaller one leaves room for larger block scales (448 / 1.5 = 299).
 
 What comes out are codes and scales like any others; nothing but their choice is new.
 """
@@ -69,7 +69,7 @@ def search_encode_scale(matrix: np.ndarray, fmt: BlockFormat, amax: np.float32) 
 def quantize_mse(
     x: np.ndarray, fmt: BlockFormat, encode_scale: np.float32 | None
 ) -> tuple[np.ndarray, np.ndarray, float]:
-    """Codes and linear scales of a matrix, each block with the better of two scales.
+    """Codes and linear scales of a matrix, each block with the best of a few scales.
 
     Parameters
     ----------
@@ -102,13 +102,14 @@ def _piece(
     blocks = np.ascontiguousarray(x).reshape(-1, fmt.block)
     with np.errstate(all="ignore"):
         amax = np.max(np.abs(blocks), axis=1, initial=0)  # a NaN stays one
-        first, second = _candidates(amax, fmt, g)
-        codes, error = _with_scale(blocks, first, fmt, g)
-        other, other_error = _with_scale(blocks, second, fmt, g)
-        better = other_error < error  # False for NaN
-    codes[better] = other[better]
-    scales = np.where(better, second, first)
-    least = np.where(better, other_error, error)
+        scales, *others = _candidates(amax, fmt, g)
+        codes, least = _with_scale(blocks, scales, fmt, g)
+        for other in others:
+            other_codes, error = _with_scale(blocks, other, fmt, g)
+            better = error < least  # False for NaN
+            codes[better] = other_codes[better]
+            scales[better] = other[better]
+            least[better] = error[better]
     if fmt.codes_per_byte == 2:
         codes = codes[:, 0::2] | (codes[:, 1::2] << 4)
     return (
@@ -118,17 +119,20 @@ def _piece(
     )
 
 
-def _candidates(
-    amax: np.ndarray, fmt: BlockFormat, g: np.float32 | None
-) -> tuple[np.ndarray, np.ndarray]:
-    """Two scale bytes for each block; the first is the usual one."""
+def _candidates(amax: np.ndarray, fmt: BlockFormat, g: np.float32 | None) -> list[np.ndarray]:
+    """Scale bytes for each block, the usual one first."""
     if fmt.scale == "e4m3":
-        usual = amax * ((g or np.float32(1)) * _SIXTH)
-        return encode_e4m3(usual), encode_e4m3(usual * np.float32(1.5))
+        product = amax * ((g or np.float32(1)) * _SIXTH)
+        usual = encode_e4m3(product)
+        # Of a block with NaN, and of one whose scale is 0, every choice is the usual one.
+        changeable = (usual > 1) & (usual < 0x7E)
+        lower = np.where(changeable, usual - np.uint8(1), usual)
+        upper = np.where(changeable, usual + np.uint8(1), usual)
+        return [usual, encode_e4m3(product * np.float32(1.5)), lower, upper]
     usual = e8m0_scale(amax, fmt)
     # 0 has none below it; 254 and 255 are infinity and NaN.
     lower = np.where((usual > 0) & (usual < 254), usual - np.uint8(1), usual)
-    return usual, lower.astype(np.uint8)
+    return [usual, lower]
 
 
 def _with_scale(
