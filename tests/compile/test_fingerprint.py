@@ -137,6 +137,9 @@ def test_the_package_that_compiles_is_part_of_the_digest(
     monkeypatch.undo()
     assert len(set(digests)) == 5
     assert digests[0] == fingerprint._package_digest()
+    before = source_key(program(), "sm_90a")
+    monkeypatch.setattr(fingerprint, "_package_digest", lambda: digests[1])
+    assert source_key(program(), "sm_90a") != before
 
 
 def test_another_process_finds_the_same_digest() -> None:
@@ -234,6 +237,18 @@ def test_where_a_users_function_stands_in_its_file_does_not_count() -> None:
         return scope["function"]
 
     assert key(at(0)) == key(at(20))
+
+
+def test_an_edit_elsewhere_in_a_users_file_does_not_count(tmp_path: Path) -> None:
+    def epilogue(more: str) -> str:
+        (tmp_path / "users.py").write_text(f"{more}\ndef function(value):\n    return value + 1\n")
+        fingerprint._file_digest.cache_clear()
+        try:
+            return key(load(tmp_path, "users").function)
+        finally:
+            sys.modules.pop("users", None)
+
+    assert epilogue("") == epilogue("import math\nOTHER = 5\n")
 
 
 def test_an_attribute_is_not_taken_for_a_name_of_the_module(
