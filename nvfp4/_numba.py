@@ -1,7 +1,8 @@
-"""The only module that imports numba and llvmlite, and it does so when something is compiled, not before.
+"""The only module that imports numba and llvmlite, and only when something is compiled.
 
-Kernels write ``from .._numba import cuda`` and use ``cuda.threadIdx.x``: `cuda` here is a placeholder that binding
-replaces by Numba's module or by the simulated machine's (``nvfp4.program``).
+Kernels write ``from .._numba import cuda`` and use ``cuda.threadIdx.x``: `cuda` here is a
+placeholder that binding replaces by Numba's module or by the simulated machine's
+(``nvfp4.program``).
 """
 
 from __future__ import annotations
@@ -23,8 +24,8 @@ class _CudaPlaceholder:
         if name.startswith("__"):
             raise AttributeError(name)
         raise RuntimeError(
-            f"cuda.{name} has no meaning outside a running kernel: kernels run through nvfp4.launch, "
-            "or on the simulated machine inside `with nvfp4.simulate():`"
+            f"cuda.{name} has no meaning outside a running kernel: kernels run through "
+            "nvfp4.launch, or on the simulated machine inside `with nvfp4.simulate():`"
         )
 
     def __repr__(self) -> str:
@@ -44,16 +45,20 @@ def numba_cuda() -> ModuleType:
     Raises
     ------
     ToolchainError
-        numba-cuda is not installed, or this process was started with NUMBA_ENABLE_CUDASIM=1, in which Numba cannot
-        compile.
+        numba-cuda is not installed, or this process was started with NUMBA_ENABLE_CUDASIM=1, in
+        which Numba cannot compile.
     """
     if SIMULATED_PROCESS:
-        raise ToolchainError("NUMBA_ENABLE_CUDASIM is set: Numba compiles nothing in this process; unset it and start anew")
+        raise ToolchainError(
+            "NUMBA_ENABLE_CUDASIM is set: Numba compiles nothing in this process; "
+            "unset it and start anew"
+        )
     try:
         from numba import cuda as module
     except ImportError as error:
         raise ToolchainError(
-            "compiling a kernel needs numba-cuda; install it with: pip install 'numba-cuda>=0.30.4,<0.31'"
+            "compiling a kernel needs numba-cuda; install it with: "
+            "pip install 'numba-cuda>=0.30.4,<0.31'"
         ) from error
     from numba.cuda import lowering
 
@@ -94,7 +99,16 @@ def _find_singly_assigned_variable(lower: Any) -> None:
     lower._blk_local_varmap = {}
 
 
-_PTX_CLASS = {"bool": "r", "u16": "h", "i32": "r", "u32": "r", "i64": "l", "u64": "l", "f32": "f", "ptr": "l"}
+_PTX_CLASS = {
+    "bool": "r",
+    "u16": "h",
+    "i32": "r",
+    "u32": "r",
+    "i64": "l",
+    "u64": "l",
+    "f32": "f",
+    "ptr": "l",
+}
 
 
 def _scalar_type(name: str) -> Any:
@@ -113,7 +127,7 @@ def _scalar_type(name: str) -> Any:
 
 
 def numba_type(name: str) -> Any:
-    """A parameter type of a kernel (``"u8*"``, ``"i64"``) or of an instruction (``"u32x4"``) as Numba's."""
+    """Numba's type for a kernel's parameter (``"u8*"``, ``"i64"``) or an instruction's."""
     from numba.core import types
 
     if name.endswith("*"):
@@ -136,18 +150,19 @@ def intrinsic_of(instruction: Instruction, cc: tuple[int, int]) -> Any:
     if lowering is None:
         needed = min(low.min_cc for low in instruction.lowerings) if instruction.lowerings else None
         raise ToolchainError(
-            f"instruction {instruction.name} has no lowering for compute capability {cc[0]}.{cc[1]}; it needs {needed}"
+            f"instruction {instruction.name} has no lowering for compute capability "
+            f"{cc[0]}.{cc[1]}; it needs {needed}"
         )
     return _make_intrinsic(instruction, lowering)
 
 
-@functools.lru_cache(maxsize=None)
+@functools.cache
 def _make_intrinsic(instruction: Instruction, lowering: Any) -> Any:
     numba_cuda()
     from llvmlite import ir
     from numba.core import cgutils, types
     from numba.core.errors import TypingError
-    from numba.cuda.extending import _intrinsic
+    from numba.cuda.extending import _intrinsic  # type: ignore[attr-defined]
 
     result, count = split_tuple(instruction.result)
     llvm = {
@@ -182,25 +197,33 @@ def _make_intrinsic(instruction: Instruction, lowering: Any) -> Any:
     def typing(typingctx: Any, *given: Any) -> Any:
         if len(given) == 1 and isinstance(given[0], (tuple, list)):
             given = tuple(given[0])
-        wanted = tuple(accepts(kind, argument) for kind, argument in zip(instruction.parameters, given, strict=False))
+        wanted = tuple(
+            accepts(kind, argument)
+            for kind, argument in zip(instruction.parameters, given, strict=False)
+        )
         if len(given) != len(instruction.parameters) or None in wanted:
             raise TypingError(
-                f"{instruction.name} takes ({', '.join(instruction.parameters)}); got ({', '.join(map(str, given))})"
+                f"{instruction.name} takes ({', '.join(instruction.parameters)}); "
+                f"got ({', '.join(map(str, given))})"
             )
         immediates = {
             name: argument.literal_value
-            for name, kind, argument in zip(instruction.names, instruction.parameters, given, strict=True)
+            for name, kind, argument in zip(
+                instruction.names, instruction.parameters, given, strict=True
+            )
             if kind == "imm"
         }
         signature = numba_type(instruction.result)(*wanted)
 
         def codegen(context: Any, builder: Any, _sig: Any, arguments: Any) -> Any:
             operands, classes = [], []
-            for kind, wanted_type, value in zip(instruction.parameters, wanted, arguments, strict=True):
+            for kind, _, value in zip(instruction.parameters, wanted, arguments, strict=True):
                 scalar, number = split_tuple(kind)
                 if kind == "imm":
                     continue
-                parts = [builder.extract_value(value, i) for i in range(number)] if number else [value]
+                parts = (
+                    [builder.extract_value(value, i) for i in range(number)] if number else [value]
+                )
                 for part in parts:
                     if scalar == "bool" and lowering.asm is not None:
                         part = builder.zext(part, ir.IntType(32))
@@ -234,7 +257,11 @@ def _make_intrinsic(instruction: Instruction, lowering: Any) -> Any:
             if number_out == 0:
                 return context.get_dummy_value()
             if number_out > 1 or count == 1:
-                parts = [builder.extract_value(value, i) for i in range(number_out)] if number_out > 1 else [value]
+                parts = (
+                    [builder.extract_value(value, i) for i in range(number_out)]
+                    if number_out > 1
+                    else [value]
+                )
                 return cgutils.pack_array(builder, parts)
             if result == "bool":
                 value = builder.icmp_unsigned("!=", value, ir.Constant(ir.IntType(32), 0))
@@ -242,11 +269,15 @@ def _make_intrinsic(instruction: Instruction, lowering: Any) -> Any:
 
         return signature, codegen
 
-    # Numba reads the number and names of an intrinsic's parameters from its typing function's signature.
+    # Numba reads the number and names of an intrinsic's parameters from its typing function's
+    # signature.
     names = ", ".join(instruction.names)
     scope: dict[str, Any] = {"typing": typing}
-    exec(f"def {instruction.name}(typingctx, {names}):\n    return typing(typingctx, {names})", scope)
-    # Immediates must reach typing() as literals: prefer_literal asks Numba for them first. The public decorator of
+    exec(
+        f"def {instruction.name}(typingctx, {names}):\n    return typing(typingctx, {names})", scope
+    )
+    # Immediates must reach typing() as literals: prefer_literal asks Numba for them first. The
+    # public decorator of
     # numba-cuda 0.30 is already bound to the target and takes no options.
     literal = "imm" in instruction.parameters
     return _intrinsic(target="cuda", prefer_literal=literal)(scope[instruction.name])
@@ -255,10 +286,11 @@ def _make_intrinsic(instruction: Instruction, lowering: Any) -> Any:
 def device_function(function: Callable[..., Any], cc: tuple[int, int]) -> Any:
     """A bound helper function as a Numba device function for compute capability `cc`.
 
-    Each is typed once for each combination of argument types and inlined by LLVM: inlining in Numba types every call
-    anew, which takes five times as long to build a quantiser and gives the same machine code. The exception: a helper
-    with a parameter annotated ``str``, a choice made at compile time, is inlined by Numba, which then drops the branches
-    not taken before it types the rest.
+    Each is typed once for each combination of argument types and inlined by LLVM: inlining in Numba
+    types every call anew, which takes five times as long to build a quantiser and gives the same
+    machine code. The exception: a helper with a parameter annotated ``str``, a choice made at
+    compile time, is inlined by Numba, which then drops the branches not taken before it types the
+    rest.
     """
     module = numba_cuda()
     if any(kind in ("str", str) for kind in function.__annotations__.values()):
@@ -269,7 +301,9 @@ def device_function(function: Callable[..., Any], cc: tuple[int, int]) -> Any:
     return made
 
 
-def _compile_device_function(made: Any, cc: tuple[int, int], args: Any, return_type: Any = None) -> Any:
+def _compile_device_function(
+    made: Any, cc: tuple[int, int], args: Any, return_type: Any = None
+) -> Any:
     """What ``CUDADispatcher.compile_device`` does, for a compute capability that is given."""
     from numba.cuda.compiler import compile_cuda
 
@@ -285,7 +319,9 @@ def _compile_device_function(made: Any, cc: tuple[int, int], args: Any, return_t
                 cc=cc,
             )
             made.overloads[args] = result
-            result.target_context.insert_user_function(result.entry_point, result.fndesc, [result.library])
+            result.target_context.insert_user_function(
+                result.entry_point, result.fndesc, [result.library]
+            )
     return made.overloads[args]
 
 
@@ -310,7 +346,7 @@ def compile_to_ltoir(
 
 
 def simulator_modules() -> tuple[ModuleType, ModuleType, ModuleType, Callable[[Any], Any]]:
-    """``numba.cuda``, its simulator's kernels, its ``libdevice``, and the function from types to dtypes.
+    """``numba.cuda``, its simulator's kernels, its ``libdevice``, and types to dtypes.
 
     Raises
     ------
@@ -318,7 +354,9 @@ def simulator_modules() -> tuple[ModuleType, ModuleType, ModuleType, Callable[[A
         This process was not started with NUMBA_ENABLE_CUDASIM=1, or numba-cuda is not installed.
     """
     if not SIMULATED_PROCESS:
-        raise ToolchainError("Numba's simulator is off: start the process with NUMBA_ENABLE_CUDASIM=1")
+        raise ToolchainError(
+            "Numba's simulator is off: start the process with NUMBA_ENABLE_CUDASIM=1"
+        )
     try:
         from numba import cuda as module
         from numba.cuda import libdevice
@@ -326,6 +364,7 @@ def simulator_modules() -> tuple[ModuleType, ModuleType, ModuleType, Callable[[A
         from numba.cuda.simulator import kernel
     except ImportError as error:
         raise ToolchainError(
-            "running @cuda.jit kernels needs numba-cuda; install it with: pip install 'numba-cuda>=0.30.4,<0.31'"
+            "running @cuda.jit kernels needs numba-cuda; install it with: "
+            "pip install 'numba-cuda>=0.30.4,<0.31'"
         ) from error
     return module, kernel, libdevice, as_dtype

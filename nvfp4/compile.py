@@ -89,7 +89,7 @@ def _compile(program: Program, arch: str, *, ptx: bool) -> tuple[Binary, str]:
     cc = capability(arch)
     bounds: tuple[int, ...] | None = None
     if kernel.threads:
-        resident = (kernel.blocks_per_sm,) if kernel.blocks_per_sm else ()
+        resident = (program.blocks_per_sm,) if program.blocks_per_sm else ()
         bounds = (kernel.threads, *resident)
     try:
         body = program.bind(DeviceWorld(cc[:2]))

@@ -1,8 +1,8 @@
-"""From shapes and an architecture to launches: the one place that knows which kernel serves what, and how it is tiled.
+"""From shapes and an architecture to launches: which kernel serves what, and how it is tiled.
 
-Every function takes plain facts, never an array, and keeps what it returns: call it twice alike and get the same
-launches. The buffers of a launch have the names of the public functions' arguments and results; a buffer that a call
-does not have is None.
+Every function takes plain facts, never an array, and keeps what it returns: call it twice alike and
+get the same launches. The buffers of a launch have the names of the public functions' arguments and
+results; a buffer that a call does not have is None.
 """
 
 from __future__ import annotations
@@ -15,12 +15,15 @@ from .kernels.dequantize import DEQUANTIZE, GROUPED_DEQUANTIZE
 from .kernels.grouped_quantize import GROUPED_QUANTIZE
 from .kernels.interleave import DEINTERLEAVE, INTERLEAVE
 from .kernels.quantize import AMAX, AMAX_CLEAR, AMAX_FINISH, QUANTIZE
+from .kernels.quantize_stream import QUANTIZE_STREAM
 from .launch import Launch
-from .layouts import TILE_BLOCKS, TILE_ROWS, allocated_tiles
+from .layouts import TILE_BLOCKS, TILE_BYTES, TILE_ROWS, allocated_tiles
 from .plans_products import grouped_matmul, matmul
 from .tiling import (
+    MAX_YZ,
     ONE,
     PIECE,
+    THREADS,
     Launches,
     across,
     at_least_one,
@@ -80,6 +83,7 @@ def quantize(
     scale_rounding: str,
     encode: str,
     aligned: bool,
+    reference: bool = False,
 ) -> Launches:
     """Quantise a stack of matrices [batches, rows, columns].
 
@@ -97,10 +101,13 @@ def quantize(
     scale_layout : {"linear", "tcgen"}
     scale_rounding : {"rceil", "floor", "ceil", "even"}
     encode : {"none", "scalar", "array", "batch", "row", "amax", "row_amax"}
-        What ``encode_scale`` is: nothing; a number; an array of one, of [batches], of [batches * rows]; taken from x as a
-        whole or by row (nvfp4). "none" for mxfp8, whatever the caller passed.
+        What ``encode_scale`` is: nothing; a number; an array of one, of [batches], of [batches *
+        rows]; taken from x as a whole or by row (nvfp4). "none" for mxfp8, whatever the caller
+        passed.
     aligned : bool
         Whether x, its strides, the codes and the scales are multiples of 16 bytes.
+    reference : bool
+        Take the reference kernel, whatever there is that is faster.
 
     Returns
     -------
@@ -121,6 +128,8 @@ def quantize(
     shape = (rows, columns, batches, row_stride, batch_stride)
     args = ("x", "codes", "scales", pointer, number, "decode_scale", *shape)
     main = Launch(QUANTIZE.program(**constants, ENCODE=encode), grid, block, 0, args)
+    if aligned and encode != "row_amax" and not reference:
+        main = _stream(fmt, constants, args[:6], encode, *shape) or main
     if encode != "amax":
         return (main,)
     block = block_for(columns // PIECE, rows)
@@ -135,6 +144,70 @@ def quantize(
         main,
         Launch(AMAX_FINISH.program(), ONE, ONE, 0, ("decode_scale",)),
     )
+
+
+#: Pieces of 16 elements up to which one row a thread is faster than two: more threads at once.
+_FEW_PIECES = 400_000
+
+
+def _stream(
+    fmt: BlockFormat,
+    constants: dict[str, Any],
+    buffers: tuple[str | float, ...],
+    encode: str,
+    rows: int,
+    columns: int,
+    batches: int,
+    row_stride: int,
+    batch_stride: int,
+) -> Launch | None:
+    """The quantiser at memory speed, where it takes this shape."""
+    itemsize = 4 if constants["INPUT"] == "float32" else 2
+    tcgen = constants["LAYOUT"] == "tcgen"
+    pieces = columns // PIECE
+    all_pieces = _padded_pieces(fmt, columns, constants["LAYOUT"])
+    all_rows = ceil_div(rows, TILE_ROWS if tcgen else 8) * (TILE_ROWS if tcgen else 8)
+    few = all_rows * all_pieces * batches <= _FEW_PIECES
+    threads_rows = 1 if few else 2
+    lines = all_rows // threads_rows
+    if not (
+        0 < rows < 1 << 31
+        and 1 < all_pieces
+        and lines * all_pieces < 1 << 31
+        and 0 < batches <= MAX_YZ
+        and 0 <= row_stride * itemsize < 1 << 32
+    ):
+        return None
+    magic, shift = _magic(all_pieces)
+    across = all_pieces * PIECE // fmt.block  # blocks of a row
+    codes_row = columns // fmt.codes_per_byte
+    scales_row = across // TILE_BLOCKS * TILE_BYTES if tcgen else across
+    scales_matrix = all_rows // TILE_ROWS * scales_row if tcgen else rows * across
+    wide = itemsize == 4
+    resident = 8 if wide else 16 if few else 10 if fmt.scale == "e4m3" else 12
+    program = QUANTIZE_STREAM.program(
+        **constants, ENCODE=encode, ROWS=threads_rows, BLOCKS_PER_SM=resident
+    )
+    sizes = (
+        *(rows, pieces, all_pieces, lines, magic, shift),
+        *(row_stride * itemsize, batch_stride * itemsize),
+        *(codes_row, rows * codes_row, scales_row, scales_matrix),
+    )
+    grid = (ceil_div(lines * all_pieces, THREADS), 1, batches)
+    return Launch(program, grid, (THREADS, 1, 1), 0, (*buffers, *sizes))
+
+
+def _magic(divisor: int) -> tuple[int, int]:
+    """(m, s) with n // divisor == (n * m >> 32) >> s for every n below 2^31.
+
+    Source: T. Granlund, P. Montgomery, "Division by Invariant Integers using Multiplication", PLDI
+    1994.
+    """
+    for shift in range(32):
+        magic = -(-(1 << 32 + shift) // divisor)
+        if magic < 1 << 32 and (magic * divisor - (1 << 32 + shift)) << 31 < 1 << 32 + shift:
+            return magic, shift
+    raise ValueError(f"no multiplier for division by {divisor}")
 
 
 @functools.lru_cache(maxsize=1024)
@@ -174,7 +247,8 @@ def grouped_quantize(
     tiles : int or None
         Row tiles of the scales; None for linear ones.
     encode : {"none", "scalar", "array", "expert", "row", "row_amax"}
-        What ``encode_scale`` is: as in :func:`quantize`; an array of one an expert; of one a row of the result.
+        What ``encode_scale`` is: as in :func:`quantize`; an array of one an expert; of one a row of
+        the result.
     experts : int or None
         Number of experts; None: any id from 0 on is one.
     has_expert_ids, has_row_indices, has_tile_starts : bool
@@ -183,7 +257,8 @@ def grouped_quantize(
     Returns
     -------
     tuple of Launch
-        Buffers ``x, codes, scales, row_offsets, expert_ids, row_indices, tile_starts, encode_scale, decode_scale``.
+        Buffers ``x, codes, scales, row_offsets, expert_ids, row_indices, tile_starts, encode_scale,
+        decode_scale``.
 
     Raises
     ------
@@ -295,7 +370,7 @@ def interleave_scales(arch: str, *, rows: int, blocks: int, batches: int) -> Lau
 
 @functools.lru_cache(maxsize=1024)
 def deinterleave_scales(arch: str, *, rows: int, blocks: int, batches: int) -> Launches:
-    """Scales in the tcgen layout to linear ones [batches, rows, blocks]; buffers ``scales, out``."""
+    """Scales in the tcgen layout to linear ones [batches, rows, blocks]; ``scales, out``."""
     k_tiles = ceil_div(blocks, TILE_BLOCKS)
     block = block_for(k_tiles, rows)
     grid = grid_for(block, k_tiles, rows, batches)

@@ -1,9 +1,9 @@
 """Kernels, programs, and the binding of one body to two worlds.
 
-A :class:`Kernel` is an undecorated function, its parameter types and its compile-time constants. A :class:`Program` is
-a kernel with the constants fixed. :meth:`Program.bind` makes, from the *same code objects*, functions over new
-globals: constants become values, helper functions are bound in turn, and every instruction becomes what the world
-makes of it. See docs/decisions.md D3.
+A :class:`Kernel` is an undecorated function, its parameter types and its compile-time constants. A
+:class:`Program` is a kernel with the constants fixed. :meth:`Program.bind` makes, from the *same
+code objects*, functions over new globals: constants become values, helper functions are bound in
+turn, and every instruction becomes what the world makes of it. See docs/decisions.md D3.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ _EXTENDED_ARG, _LOAD_GLOBAL, _LOAD_NAME = (
 
 
 class World(Protocol):
-    """What binding needs to know of a world: the card (``compile``) or the simulated machine (``sim``)."""
+    """What binding needs to know of a world: the card or the simulated machine."""
 
     #: Replaces the `cuda` placeholder.
     cuda: Any
@@ -52,8 +52,8 @@ class Kernel:
     parameters
         Types in order: ``"u8*"``, ``"i64"``, ``"f32"``... (docs/decisions.md D2).
     constants
-        Name of each compile-time constant -> the values it may take. Each is a module-level name of the body's or a
-        helper's module.
+        Name of each compile-time constant -> the values it may take. Each is a module-level name of
+        the body's or a helper's module.
     min_cc
         Smallest compute capability the kernel runs on.
     architectures
@@ -61,8 +61,8 @@ class Kernel:
     threads
         Threads a block, where fixed: the launch bound.
     blocks_per_sm
-        Launch bound: resident blocks that registers must allow (0: not stated). A kernel whose bound depends on its
-        constants has a constant BLOCKS_PER_SM instead.
+        Launch bound: resident blocks that registers must allow (0: not stated). A kernel whose
+        bound depends on its constants has a constant BLOCKS_PER_SM instead.
     """
 
     name: str
@@ -77,7 +77,9 @@ class Kernel:
     def __post_init__(self) -> None:
         count = self.body.__code__.co_argcount
         if count != len(self.parameters):
-            raise ValueError(f"kernel {self.name}: {len(self.parameters)} types for {count} parameters")
+            raise ValueError(
+                f"kernel {self.name}: {len(self.parameters)} types for {count} parameters"
+            )
 
     def __hash__(self) -> int:
         return hash((self.name, self.body))
@@ -91,16 +93,21 @@ class Kernel:
             A constant is missing, unknown, or not one of the values it may take.
         """
         if constants.keys() != self.constants.keys():
-            raise ValueError(f"kernel {self.name} has the constants {sorted(self.constants)}; got {sorted(constants)}")
+            raise ValueError(
+                f"kernel {self.name} has the constants {sorted(self.constants)}; "
+                f"got {sorted(constants)}"
+            )
         for name, allowed in self.constants.items():
             if allowed and constants[name] not in allowed:
-                raise ValueError(f"kernel {self.name}: {name} must be one of {allowed}; got {constants[name]!r}")
+                raise ValueError(
+                    f"kernel {self.name}: {name} must be one of {allowed}; got {constants[name]!r}"
+                )
         return Program(self, tuple(sorted(constants.items())))
 
 
 @dataclass(frozen=True)
 class Program:
-    """A kernel with its compile-time constants fixed, and functions of the user's (epilogues) put in.
+    """A kernel with its constants fixed, and functions of the user's (epilogues) put in.
 
     `functions` maps a name that the body calls to the function that it shall call.
     """
@@ -180,7 +187,9 @@ def used_values(function: FunctionType) -> dict[str, Any]:
 
 
 class _Binder:
-    def __init__(self, world: World, constants: dict[str, Any], functions: dict[str, FunctionType]) -> None:
+    def __init__(
+        self, world: World, constants: dict[str, Any], functions: dict[str, FunctionType]
+    ) -> None:
         self.world = world
         self.constants = constants
         self.functions = functions
@@ -190,9 +199,16 @@ class _Binder:
     def function(self, original: FunctionType) -> FunctionType:
         if original in self.done:
             return self.done[original]
-        scope: dict[str, Any] = {"__name__": original.__module__, "__file__": original.__code__.co_filename}
+        scope: dict[str, Any] = {
+            "__name__": original.__module__,
+            "__file__": original.__code__.co_filename,
+        }
         bound = FunctionType(
-            original.__code__, scope, original.__name__, original.__defaults__, self._closure(original)
+            original.__code__,
+            scope,
+            original.__name__,
+            original.__defaults__,
+            self._closure(original),
         )
         bound.__kwdefaults__ = original.__kwdefaults__
         bound.__annotations__ = original.__annotations__
@@ -227,16 +243,21 @@ class _Binder:
             return self.world.cuda
         if isinstance(value, Instruction):
             made = self.world.instruction(value)
-            return self.helper(made) if made is value.software else made
+            stands_in = isinstance(made, FunctionType) and made is value.software
+            return self.helper(made) if stands_in else made
         if isinstance(value, FunctionType):
             return self.helper(value)
         if value is math or (isinstance(value, ModuleType) and value.__name__ == "numpy"):
             return value
-        if value is None or isinstance(value, (int, float, str, bool, tuple, type)) or hasattr(value, "dtype"):
+        if (
+            value is None
+            or isinstance(value, (int, float, str, bool, tuple, type))
+            or hasattr(value, "dtype")
+        ):
             return value
         raise TypeError(
-            f"{user.__qualname__} uses the name {name!r}, a {type(value).__name__}: a kernel may use instructions, helper "
-            "functions, numbers, tuples, cuda, np and math"
+            f"{user.__qualname__} uses the name {name!r}, a {type(value).__name__}: a kernel may "
+            "use instructions, helper functions, numbers, tuples, cuda, np and math"
         )
 
 
@@ -247,14 +268,16 @@ class SimulatorWorld:
         self.cuda = cuda
 
     def instruction(self, instruction: Instruction) -> Callable[..., Any]:
+        """The instruction's model."""
         return instruction.model
 
     def helper(self, function: FunctionType) -> FunctionType:
+        """The function itself."""
         return function
 
 
 class DeviceWorld:
-    """Instructions become Numba intrinsics, helpers inlined device functions, for one architecture."""
+    """Instructions become Numba intrinsics, helpers device functions, for one architecture."""
 
     def __init__(self, cc: tuple[int, int]) -> None:
         from . import _numba
@@ -264,9 +287,11 @@ class DeviceWorld:
         self.cc = cc
 
     def instruction(self, instruction: Instruction) -> Any:
+        """A Numba intrinsic, or the software form for a device without the instruction."""
         if instruction.software is not None and instruction.lowering_for(self.cc) is None:
             return instruction.software
         return self._numba.intrinsic_of(instruction, self.cc)
 
     def helper(self, function: FunctionType) -> Any:
+        """A device function."""
         return self._numba.device_function(function, self.cc)

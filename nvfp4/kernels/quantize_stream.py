@@ -1,16 +1,20 @@
 """Dense quantisation at the speed of memory: the same bytes as ``quantize``, for aligned arrays.
 
-One thread takes a piece of 16 columns (as in ``quantize``) of ROWS rows; all its loads are issued before the first is
-used. A block of threads takes neighbouring pieces of a *row group* of 8 rows: in the tcgen layout the rows
-{2i, 2i + 1} + {0, 32, 64, 96} of a tile, because their scales fill whole 32-byte sectors, which then leave the L2 cache
-complete; in the linear layout 8 neighbouring rows. Pieces of a group are numbered through, so that only the group's last
-block has idle threads.
+One thread takes a piece of 16 columns (as in ``quantize``) of ROWS rows; all its loads are issued
+before the first is used. The threads of the grid are numbered along the pieces of a row and then
+along rows, so that a block reads 4 KB in a row. In the tcgen layout rows come in groups of 8,
+{2i, 2i + 1} + {0, 32, 64, 96} of a tile, because their scales fill whole 32-byte sectors, which
+then leave the L2 cache complete.
 
-For elements of e2m1 a block whose values are in range takes ``ptx.scaled`` (8 instructions an element), others the
-general conversion.
+For elements of e2m1 the blocks of a thread that are in range, as all ordinary ones are, take
+``ptx.scaled`` and a short form of the scale (``quick_scale``); else the thread does all its blocks
+again by the general rules.
 
-Constraints: ALIGNED; row_stride and batch_stride are multiples of 16 bytes, columns below 2^24; ENCODE is "none",
-"number", "array", "batch" or "row". Grid: (row groups, ceil(pieces of a group / ROWS / threads), matrices).
+Constraints: ALIGNED; the pieces of a matrix, padding included, below 2^31, and of an MX format an
+even number; rows at least 1; a row of x below 4 GB. Grid: (pieces / ROWS / 128, 1, matrices).
+
+Compile-time constants beside those of ``quantize``: ROWS, and the launch bound BLOCKS_PER_SM.
+ENCODE "row_amax" is not taken.
 """
 
 from __future__ import annotations
@@ -23,7 +27,10 @@ from ..ptx.arith import (
     add_u32,
     and_u32,
     eq_u32,
+    ge_f32,
+    gt_u32,
     i64_of_u32,
+    lt_f32,
     lt_u32,
     max_nan_f32,
     mul_rn,
@@ -36,21 +43,31 @@ from ..ptx.arith import (
     sub_u32,
     u32_of_i64,
 )
-from ..ptx.bits import f32_of_bf16, f32_of_bf16_hi, f32_of_f16, f32_of_f16_hi, uint_as_float
+from ..ptx.bits import (
+    f32_of_bf16,
+    f32_of_bf16_hi,
+    f32_of_f16,
+    f32_of_f16_hi,
+    float_as_uint,
+    uint_as_float,
+)
 from ..ptx.control import griddepcontrol_launch_dependents, griddepcontrol_wait
-from ..ptx.memory import ld_global_v4_u32, st_global_u8, st_global_v2_u32
+from ..ptx.convert import e4m3x2_of_f32, f32_of_e4m3
+from ..ptx.memory import ld_global_v4_u32, st_global_u8_if, st_global_v2_u32_if
 from ..ptx.packed import amax_bf16x2, amax_f16x2
-from ..ptx.scaled import e2m1x8_scaled
+from ..ptx.scaled import e2m1x8_scaled, rcp_rn_normal
 from ..ptx.warp import shfl_xor_f32
 from .elements import amax8, store_codes
 from .quantize import ELEMENT_CONSTANTS, encode_scale_for
-from .scales import SIXTH, block_scale, usable
+from .scales import SIXTH, block_scale
 
 INPUT = "bfloat16"
 ELEMENT = "e2m1"
 SCALE = "e4m3"
 LAYOUT = "tcgen"
 ENCODE = "none"
+ROUNDING = "rceil"
+UNIT = True
 ROWS = 2
 
 ZERO = np.float32(0.0)
@@ -58,11 +75,12 @@ ONE = np.float32(1.0)
 SEVEN = np.float32(7.0)
 SMALLEST_Q = np.float32(2.0**-100)
 GROUP = 8  # rows of a group
+THREADS = 128
 WARP = 0xFFFFFFFF
 
 
 def load_half_piece(x, at):
-    """Eight elements from byte `at` on, as they lie in memory: four words of pairs, or eight float32."""
+    """Eight elements from byte `at` on, as they lie there: four words of pairs, or float32."""
     if INPUT == "float32":
         a = ld_global_v4_u32(x, at, "nc")
         b = ld_global_v4_u32(x, at + 16, "nc")
@@ -126,43 +144,85 @@ def amax_piece(a, b):
         return f32_of_f16(and_u32(amax_f16x2(m, shr_u32(m, 16)), 0x7FFF))
 
 
-def store_scaled(codes, at, v, w, amax, q):
-    """Codes of a piece times q, from byte `at` on; amax is the largest magnitude of the block."""
-    if ELEMENT == "e2m1":
-        if mul_rn(amax, q) < SEVEN and q >= SMALLEST_Q:
-            low = e2m1x8_scaled(v[0], v[1], v[2], v[3], v[4], v[5], v[6], v[7], q)
-            high = e2m1x8_scaled(w[0], w[1], w[2], w[3], w[4], w[5], w[6], w[7], q)
-            st_global_v2_u32(codes, at, low, high, "")
-        else:
-            store_codes(codes, at, v, w, q)
+def quick_scale(amax, c, r):
+    """Scale byte of a block, q, and whether they hold and ``e2m1x8_scaled`` takes its elements.
+
+    Where they do not hold, ``block_scale`` and the general conversion must do it.
+    Zero blocks hold: that is what lanes without work have.
+    """
+    if SCALE == "e8m0" and ELEMENT == "e2m1" and ROUNDING == "rceil" and UNIT:
+        # Not below 2^-127, where the byte is 0 though v is not, and q not below 2^-100; A / q is at
+        # most 6.
+        v = float_as_uint(mul_rn(amax, SIXTH))
+        byte = shr_u32(add_u32(v, 0x7FFFFF), 23)
+        q = uint_as_float(shl_u32(sub_u32(254, byte), 23))
+        return byte, q, lt_u32(byte, 228) & gt_u32(sub_u32(v, 1), 0x3FFFFF)
+    elif SCALE == "e4m3" and UNIT:
+        # The byte has no sign, and q is 0 or at least 1/448.
+        byte = e4m3x2_of_f32(ZERO, mul_rn(amax, SIXTH))
+        q = select_f32(eq_u32(byte, 0), ZERO, rcp_rn_normal(f32_of_e4m3(byte)))
+        return byte, q, lt_f32(mul_rn(amax, q), SEVEN)
     else:
-        store_codes(codes, at, v, w, q)
+        byte, q = block_scale(amax, c, r)
+        if ELEMENT != "e2m1":
+            return byte, q, True
+        else:
+            return byte, q, lt_f32(mul_rn(amax, q), SEVEN) & ge_f32(q, SMALLEST_Q)
 
 
-def quantize_row(a, b, live, codes, codes_at, scales, scale_at, owner, c, r):
-    """Quantise a piece, or write the zero scale of one that is not `live`."""
+def scaled_codes(raw, q):
+    """Codes of half a piece times q, one word, for values that are in range."""
+    v = widen(raw)
+    return e2m1x8_scaled(v[0], v[1], v[2], v[3], v[4], v[5], v[6], v[7], q)
+
+
+def scale_of_piece(
+    a,
+    b,
+    live,
+    scales,
+    scale_at,
+    owner,
+    row,
+    rows,
+    encode_scale,
+    encode_number,
+    decode_scale,
+    batch,
+    flat,
+    piece,
+):
+    """Store the scale of a piece, 0 where it is not `live`.
+
+    Returns q, whether it holds, amax, c and RN(1/g).
+    """
+    flat_row = flat + i64_of_u32(row) if live else 0
+    c, r = encode_factors(encode_scale, encode_number, decode_scale, batch, flat_row)
+    if ENCODE == "row":
+        if live and eq_u32(piece, 0):
+            decode_scale[flat_row] = r
     amax = select_f32(live, amax_piece(a, b), ZERO)
     if SCALE == "e8m0":
         amax = max_nan_f32(amax, shfl_xor_f32(WARP, amax, 1))
-    byte, q = block_scale(amax, c, r)
-    if live:
-        store_scaled(codes, codes_at, widen(a), widen(b), amax, q)
-    if owner:
-        st_global_u8(scales, scale_at, byte, "")
+    byte, q, holds = quick_scale(amax, c, r)
+    store_scale(scales, scale_at, byte, owner, row, rows)
+    return q, holds, amax, c, r
+
+
+def store_scale(scales, at, byte, owner, row, rows):
+    """Store the scale of a block; in the tcgen layout that of a padding row too."""
+    if LAYOUT == "linear":
+        owner = owner & lt_u32(row, rows)
+    st_global_u8_if(scales, at, byte, owner)
 
 
 def encode_factors(encode_scale, encode_number, decode_scale, batch, row):
-    """c = RN(g * RN(1/6)) and r = RN(1/g)."""
+    """C = RN(g * RN(1/6)) and r = RN(1/g)."""
     if ENCODE == "none":
         return SIXTH, ONE
     else:
         g = encode_scale_for(encode_scale, encode_number, decode_scale, batch, row)
         return mul_rn(g, SIXTH), rcp_rn(g)
-
-
-def first_thread():
-    """Whether this is the first thread for its matrix."""
-    return cuda.blockIdx.x == 0 and cuda.blockIdx.y == 0 and cuda.threadIdx.x == 0
 
 
 def quantize_stream(
@@ -175,6 +235,7 @@ def quantize_stream(
     rows,
     pieces,
     all_pieces,
+    lines,
     magic,
     shift,
     x_row,
@@ -184,22 +245,26 @@ def quantize_stream(
     scales_row,
     scales_matrix,
 ):
-    # pieces, all_pieces: of a row, without and with the tile's padding. floor(n / all_pieces) = (n * magic >> 32) >>
-    # shift for every n here. Then bytes from a row, or a matrix, to the next; scales_row: of a row of tiles in tcgen.
-    # Index arithmetic is 32 bits wide as far as it can be: at memory speed it is a sixth of all instructions.
+    # pieces, all_pieces: of a row, without and with the tile's padding. floor(n / all_pieces) = (n
+    # * magic >> 32) >>
+    # shift for every n here. Then bytes from a row, or a matrix, to the next; scales_row: of a row
+    # of tiles in tcgen.
+    # Predicates are joined by &: Python's `and` would be a branch. Index arithmetic is 32 bits wide
+    # as far as it can be: at memory speed it is a sixth of all instructions.
     griddepcontrol_launch_dependents()
-    group = u32_of_i64(cuda.blockIdx.x)
     batch = i64_of_u32(u32_of_i64(cuda.blockIdx.z))
-    number = u32_of_i64(cuda.blockIdx.y * cuda.blockDim.x + cuda.threadIdx.x)
-    g = shr_u32(mulhi_u32(number, magic), shift)
-    piece = sub_u32(number, mul_u32(g, all_pieces))
-    valid = lt_u32(g, GROUP // ROWS)
+    number = u32_of_i64(cuda.blockIdx.x * cuda.blockDim.x + cuda.threadIdx.x)
+    line = shr_u32(mulhi_u32(number, magic), shift)
+    piece = sub_u32(number, mul_u32(line, all_pieces))
+    group = shr_u32(line, 3 if ROWS == 1 else 2)
+    g = and_u32(line, GROUP // ROWS - 1)
+    valid = lt_u32(line, lines)
     if SCALE == "e4m3":
         block = piece
         owner = valid
     else:
         block = shr_u32(piece, 1)
-        owner = valid and eq_u32(and_u32(piece, 1), 0)
+        owner = valid & eq_u32(and_u32(piece, 1), 0)
     if LAYOUT == "tcgen":
         tile = shr_u32(group, 4)
         pair = and_u32(group, 15)
@@ -209,74 +274,135 @@ def quantize_stream(
         place = add_u32(add_u32(shl_u32(pair, 5), shl_u32(low, 4)), shl_u32(high, 2))
         place = add_u32(place, add_u32(shl_u32(shr_u32(block, 2), 9), and_u32(block, 3)))
         scale_at = i64_of_u32(tile) * i64_of_u32(scales_row) + i64_of_u32(place)
-        row_step = shl_u32(1, 6)
-        scale_step = 8
+        row_step = 128 // ROWS
+        scale_step = 16 // ROWS
     else:
         row = add_u32(shl_u32(group, 3), g)
         scale_at = i64_of_u32(row) * i64_of_u32(scales_row) + i64_of_u32(block)
-        row_step = shl_u32(1, 2)
-        scale_step = i64_of_u32(scales_row) * 4
-    real = valid and lt_u32(piece, pieces)
-    live_a = real and lt_u32(row, rows)
+        row_step = GROUP // ROWS
+        scale_step = i64_of_u32(scales_row) * row_step
+    real = valid & lt_u32(piece, pieces)
     piece_bytes = 64 if INPUT == "float32" else 32
     half = piece_bytes // 2
     x_at = batch * x_matrix + i64_of_u32(row) * i64_of_u32(x_row) + i64_of_u32(piece) * piece_bytes
-    # Lanes without work read element 0 and write nothing; a branch around the loads would cost moves.
-    at_a = x_at if live_a else 0
-    griddepcontrol_wait()
-    a0 = load_half_piece(x, at_a)
-    b0 = load_half_piece(x, at_a + half)
-    if ROWS == 2:
-        row_b = add_u32(row, row_step)
-        live_b = real and lt_u32(row_b, rows)
-        at_b = x_at + i64_of_u32(row_step) * i64_of_u32(x_row) if live_b else 0
-        a1 = load_half_piece(x, at_b)
-        b1 = load_half_piece(x, at_b + half)
+    x_step = i64_of_u32(x_row) * row_step
     code_piece = 8 if ELEMENT == "e2m1" else 16
-    codes_at = batch * codes_matrix + i64_of_u32(row) * i64_of_u32(codes_row) + i64_of_u32(piece) * code_piece
+    codes_at = (
+        batch * codes_matrix
+        + i64_of_u32(row) * i64_of_u32(codes_row)
+        + i64_of_u32(piece) * code_piece
+    )
+    codes_step = i64_of_u32(codes_row) * row_step
     scale_at += batch * scales_matrix
-    if ENCODE == "none":
-        if first_thread() and batch == 0:
-            decode_scale[0] = ONE
-    elif ENCODE == "scalar" or ENCODE == "array":
-        if first_thread() and batch == 0:
-            decode_scale[0] = rcp_rn(encode_scale_for(encode_scale, encode_number, decode_scale, 0, 0))
-    elif ENCODE == "batch":
-        if first_thread():
-            decode_scale[batch] = rcp_rn(usable(encode_scale[batch]))
     flat = batch * i64_of_u32(rows)
-    flat_a = flat + i64_of_u32(row) if live_a else 0
-    c, r = encode_factors(encode_scale, encode_number, decode_scale, batch, flat_a)
-    if ENCODE == "row":
-        if live_a and eq_u32(piece, 0):
-            decode_scale[flat_a] = r
-    owner_a = owner
-    if LAYOUT == "linear":
-        owner_a = owner and lt_u32(row, rows)
-    quantize_row(a0, b0, live_a, codes, codes_at, scales, scale_at, owner_a, c, r)
-    if ROWS == 2:
-        owner_b = owner
-        if LAYOUT == "linear":
-            owner_b = owner and lt_u32(row_b, rows)
-        if ENCODE == "row":
-            flat_b = flat + i64_of_u32(row_b) if live_b else 0
-            c, r = encode_factors(encode_scale, encode_number, decode_scale, batch, flat_b)
-            if live_b and eq_u32(piece, 0):
-                decode_scale[flat_b] = r
-        codes_b = codes_at + i64_of_u32(row_step) * i64_of_u32(codes_row)
-        quantize_row(a1, b1, live_b, codes, codes_b, scales, scale_at + scale_step, owner_b, c, r)
+    griddepcontrol_wait()
+    # Lanes without work read element 0 and write nothing: a branch around the loads would cost
+    # moves. Loads run ahead.
+    live0 = real & lt_u32(row, rows)
+    at0 = x_at if live0 else 0
+    a0 = load_half_piece(x, at0)
+    b0 = load_half_piece(x, at0 + half)
+    if ROWS > 1:
+        row1 = add_u32(row, row_step)
+        live1 = real & lt_u32(row1, rows)
+        at1 = x_at + x_step if live1 else 0
+        a1 = load_half_piece(x, at1)
+        b1 = load_half_piece(x, at1 + half)
+    q0, holds0, amax0, c0, r = scale_of_piece(
+        a0,
+        b0,
+        live0,
+        scales,
+        scale_at,
+        owner,
+        row,
+        rows,
+        encode_scale,
+        encode_number,
+        decode_scale,
+        batch,
+        flat,
+        piece,
+    )
+    hold = holds0
+    if ROWS > 1:
+        q1, holds1, amax1, c1, r1 = scale_of_piece(
+            a1,
+            b1,
+            live1,
+            scales,
+            scale_at + scale_step,
+            owner,
+            row1,
+            rows,
+            encode_scale,
+            encode_number,
+            decode_scale,
+            batch,
+            flat,
+            piece,
+        )
+        hold = holds0 & holds1
+    # One branch for all rows: the compiler interleaves only what has no branch between.
+    # Lanes without work compute on element 0, whatever it is.
+    if ELEMENT == "e2m1" and hold:
+        low0 = scaled_codes(a0, q0)
+        high0 = scaled_codes(b0, q0)
+        if ROWS > 1:
+            low1 = scaled_codes(a1, q1)
+            high1 = scaled_codes(b1, q1)
+        st_global_v2_u32_if(codes, codes_at, low0, high0, live0)
+        if ROWS > 1:
+            st_global_v2_u32_if(codes, codes_at + codes_step, low1, high1, live1)
+    else:
+        if live0:
+            byte, q0 = block_scale(amax0, c0, r)
+            if ELEMENT == "e2m1":
+                store_scale(scales, scale_at, byte, owner, row, rows)
+            store_codes(codes, codes_at, widen(a0), widen(b0), q0)
+        if ROWS > 1:
+            if live1:
+                byte, q1 = block_scale(amax1, c1, r1)
+                if ELEMENT == "e2m1":
+                    store_scale(scales, scale_at + scale_step, byte, owner, row1, rows)
+                store_codes(codes, codes_at + codes_step, widen(a1), widen(b1), q1)
+    if ENCODE == "none" or ENCODE == "scalar" or ENCODE == "array":
+        if number == 0 and batch == 0:
+            decode_scale[0] = r
+    elif ENCODE == "batch":
+        if number == 0:
+            decode_scale[batch] = r
 
 
 QUANTIZE_STREAM = Kernel(
     "quantize_stream",
     quantize_stream,
     ("u8*", "u8*", "u8*", "f32*", "f32", "f32*")
-    + ("u32", "u32", "u32", "u32", "u32", "u32", "i64", "u32", "i64", "u32", "i64"),
+    + ("u32", "u32", "u32", "u32", "u32", "u32", "u32", "i64", "u32", "i64", "u32", "i64"),
     {
         **ELEMENT_CONSTANTS,
         "ALIGNED": (True,),
-        "ENCODE": ("none", "scalar", "array", "batch", "row"),
+        "ENCODE": ("none", "scalar", "array", "batch", "row", "amax"),
         "ROWS": (1, 2),
+        "BLOCKS_PER_SM": (8, 10, 12, 16),
     },
-    threads=128,
+    threads=THREADS,
+)
+
+_NVFP4 = {"ELEMENT": "e2m1", "SCALE": "e4m3", "ROUNDING": "rceil", "BLOCKS_PER_SM": 10}
+_MXFP4 = {"ELEMENT": "e2m1", "SCALE": "e8m0", "ROUNDING": "rceil", "BLOCKS_PER_SM": 12}
+_MXFP8 = {"ELEMENT": "e4m3", "SCALE": "e8m0", "ROUNDING": "rceil", "BLOCKS_PER_SM": 12}
+_COMMON = {"INPUT": "bfloat16", "ALIGNED": True, "LAYOUT": "tcgen", "UNIT": True, "ENCODE": "none"}
+
+VARIANTS = (
+    {**_COMMON, **_NVFP4, "ROWS": 2},
+    {**_COMMON, **_MXFP4, "ROWS": 2},
+    {**_COMMON, **_MXFP8, "ROWS": 2},
+)
+SLOW_VARIANTS = (
+    {**_COMMON, **_NVFP4, "ROWS": 1, "BLOCKS_PER_SM": 16},
+    {**_COMMON, **_NVFP4, "ROWS": 2, "INPUT": "float16", "UNIT": False, "ENCODE": "array"},
+    {**_COMMON, **_NVFP4, "ROWS": 2, "INPUT": "float32", "LAYOUT": "linear", "BLOCKS_PER_SM": 8},
+    {**_COMMON, **_MXFP4, "ROWS": 2, "ROUNDING": "even", "LAYOUT": "linear"},
+    {**_COMMON, **_MXFP8, "ROWS": 1, "ELEMENT": "e5m2", "BLOCKS_PER_SM": 16},
 )

@@ -132,6 +132,11 @@ def store(builder: Any, ir: Any, name: str, address: Any, values: list[Any]) -> 
     _call(builder, ir, f"{name} [$0], {operands};", ir.VoidType(), [], [address, *values])
 
 
+def perform(builder: Any, ir: Any, text: str, operands: list[Any]) -> None:
+    """Inline PTX without a result that reads or writes memory; ``$0``... are the operands."""
+    _call(builder, ir, text, ir.VoidType(), [], operands)
+
+
 def atomic(builder: Any, ir: Any, name: str, address: Any, values: list[Any], result: bool) -> Any:
     """``atom`` with a result, ``red`` without."""
     first = 1 if result else 0

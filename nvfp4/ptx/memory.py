@@ -260,6 +260,39 @@ def st_global_v4_u32(pointer, index, a, b, c, d, hint):
     pointer.store(index, 16, _joined(a, b, c, d))
 
 
+@instruction("void(ptr, i64, u32, bool)")
+def st_global_u8_if(pointer, index, value, condition):
+    """Store the low byte where the condition holds: a predicate; `if` could become a branch."""
+    if condition:
+        pointer.store(index, 1, value & 0xFF)
+
+
+@instruction("void(ptr, i64, u32, u32, bool)")
+def st_global_v2_u32_if(pointer, index, a, b, condition):
+    """Store eight bytes where the condition holds: a predicate; `if` could become a branch."""
+    if condition:
+        pointer.store(index, 8, _joined(a, b))
+
+
+def _predicated(target: Instruction, kind: str, count: int) -> None:
+    values = ", ".join(f"${i + 2}" for i in range(count))
+    operands = "{" + values + "}" if count > 1 else values
+    vector = f".v{count}" if count > 1 else ""
+    text = (
+        f"{{ .reg .pred p; setp.ne.u32 p, $1, 0; @p st.global{vector}.{kind} [$0], {operands}; }}"
+    )
+
+    def build(builder, ir, arguments):
+        pointer, index, *stored, condition = arguments
+        address = lower.global_address(builder, ir, pointer, index)
+        flag = builder.zext(condition, ir.IntType(32))
+        lower.perform(builder, ir, text, [address, flag, *stored])
+
+    target.lowering(memory=True)(build)
+
+
+_predicated(st_global_u8_if, "u8", 1)
+_predicated(st_global_v2_u32_if, "u32", 2)
 _stores(st_global_u8, "u8", 1)
 _stores(st_global_u16, "u16", 1)
 _stores(st_global_u32, "u32", 1)

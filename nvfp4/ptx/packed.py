@@ -1,7 +1,7 @@
 """Arithmetic on pairs of 16-bit floats in one register.
 
-Rounded once, to nearest even; subnormals kept; a NaN result is the canonical 0x7FFF. Source: PTX ISA, half precision
-floating-point instructions.
+Rounded once, to nearest even; subnormals kept; a NaN result is the canonical 0x7FFF. Source: PTX
+ISA, half precision floating-point instructions.
 """
 
 from __future__ import annotations
@@ -66,6 +66,21 @@ def _nan_f16(code):
     return code & 0x7FFF > 0x7C00
 
 
+# Where max has no xorsign (sm_80): the maximum of the magnitudes, then the signs.
+_XORSIGN = (
+    "{{ .reg .b32 a, b, s; and.b32 a, $1, 0x7FFF7FFF; and.b32 b, $2, 0x7FFF7FFF;"
+    " max.NaN.{kind} a, a, b; xor.b32 s, $1, $2; and.b32 s, s, 0x80008000; or.b32 $0, a, s; }}"
+)
+
+
+def _xorsign(maximum, is_nan, a, b):
+    result = maximum(a & 0x7FFF7FFF, b & 0x7FFF7FFF)
+    for shift in (16, 0):
+        if not is_nan((result >> shift) & 0xFFFF):
+            result |= (a ^ b) & (0x8000 << shift)
+    return result
+
+
 # bfloat16 ----------------------------------------------------------------------------------------
 
 
@@ -126,6 +141,15 @@ def max_nan_bf16x2(a, b):
     return _extreme(max, _nan_bf16, True, a, b)
 
 
+@instruction("u32(u32, u32)", asm="max.NaN.xorsign.abs.bf16x2 $0, $1, $2;", min_cc=(8, 6))
+def amax_bf16x2(a, b):
+    """The larger magnitude, with the product of the signs; NaN, of any sign, for a NaN."""
+    return _xorsign(max_nan_bf16x2.model, _nan_bf16, a, b)
+
+
+amax_bf16x2.lowering(asm=_XORSIGN.format(kind="bf16x2"))
+
+
 @instruction("u32(u32, u32)", asm="min.NaN.bf16x2 $0, $1, $2;")
 def min_nan_bf16x2(a, b):
     """The smaller; NaN where an operand is NaN."""
@@ -175,6 +199,15 @@ def min_f16x2(a, b):
 def max_nan_f16x2(a, b):
     """The larger; NaN where an operand is NaN."""
     return _extreme(max, _nan_f16, True, a, b)
+
+
+@instruction("u32(u32, u32)", asm="max.NaN.xorsign.abs.f16x2 $0, $1, $2;", min_cc=(8, 6))
+def amax_f16x2(a, b):
+    """The larger magnitude, with the product of the signs; NaN, of any sign, for a NaN."""
+    return _xorsign(max_nan_f16x2.model, _nan_f16, a, b)
+
+
+amax_f16x2.lowering(asm=_XORSIGN.format(kind="f16x2"))
 
 
 @instruction("u32(u32, u32)", asm="min.NaN.f16x2 $0, $1, $2;")

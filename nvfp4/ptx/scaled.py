@@ -1,0 +1,101 @@
+"""Short forms of long sequences, for operands that a quantiser has: exact, but under a condition.
+
+:func:`e2m1x8_scaled` converts scaled values to e2m1 where the hardware has no such conversion. In
+software that takes about 17 instructions an element; a quantiser at the speed of an H200's memory
+has 22 for everything. This one takes 8, where a block's largest magnitude shows that
+|RN(v * q)| < 7, so that nothing saturates, and q is 0 or at least 2^-100.
+
+How: with P = 2^max(0, floor(log2 |y|)) the spacing of e2m1 at y is P / 2, which is the last place
+of a float32 of the size of 1.5 * 2^22 * P. Adding that number and taking it off again rounds y
+once, ties to the even multiple, which has the even code. The result is then exact in e4m3, whose
+conversion the hardware has from sm_89 on: scaled by 2^-6, 1.0 is the smallest normal number of
+e4m3 and 0.5 is below it, so that the byte is ``s00ccc00``. A zero loses its sign in the
+subtraction; rounding it down makes every zero -0, and adding y * 2^-20 (too small to change the
+conversion) gives it the sign of y. Checked for every float32 in (-7, 7).
+"""
+
+from __future__ import annotations
+
+from .arith import mul_rn, rcp_rn
+from .convert import e2m1x8_of_f32
+from .instruction import instruction
+from .rounding import NAN
+
+_VALUES = range(8)
+
+
+def _hardware() -> str:
+    names = ", ".join(f"y{i}" for i in _VALUES)
+    text = f"{{ .reg .f32 {names}; .reg .b8 b0, b1, b2, b3; "
+    text += "".join(f"mul.rn.f32 y{i}, ${i + 1}, $9; " for i in _VALUES)
+    text += "".join(f"cvt.rn.satfinite.e2m1x2.f32 b{i}, y{2 * i + 1}, y{2 * i}; " for i in range(4))
+    return text + "mov.b32 $0, {b0, b1, b2, b3}; }"
+
+
+def _by_e4m3() -> str:
+    lines = [
+        "{ .reg .b32 q, e, o, t; .reg .b16 h0, h1, h2, h3; ",
+        "".join(f".reg .b32 y{i}, p{i}, r{i}; " for i in _VALUES),
+        "mul.rn.f32 q, $9, 0f3C800000; ",  # 2^-6
+    ]
+    for i in _VALUES:
+        lines += [
+            f"mul.rn.f32 y{i}, ${i + 1}, q; ",
+            f"and.b32 p{i}, y{i}, 0x7F800000; ",
+            f"max.f32 p{i}, p{i}, 0f3C800000; ",
+            f"fma.rn.f32 r{i}, p{i}, 0f4AC00000, y{i}; ",  # 1.5 * 2^22
+            f"fma.rm.f32 r{i}, p{i}, 0fCAC00000, r{i}; ",
+            f"fma.rn.f32 r{i}, y{i}, 0f35800000, r{i}; ",  # 2^-20
+        ]
+    lines += [
+        "cvt.rn.satfinite.e4m3x2.f32 h0, r2, r0; cvt.rn.satfinite.e4m3x2.f32 h1, r6, r4; ",
+        "cvt.rn.satfinite.e4m3x2.f32 h2, r3, r1; cvt.rn.satfinite.e4m3x2.f32 h3, r7, r5; ",
+        "mov.b32 e, {h0, h1}; mov.b32 o, {h2, h3}; ",
+        # e and o hold four bytes s00ccc00: sccc of even columns to bits 3..0, of odd ones to 7..4.
+        "shr.b32 t, e, 4; shr.b32 e, e, 2; lop3.b32 e, t, e, 0x08080808, 0xE4; ",
+        "shl.b32 t, o, 2; lop3.b32 o, o, t, 0x80808080, 0xE4; ",
+        "lop3.b32 $0, o, e, 0xF0F0F0F0, 0xE4; }",
+    ]
+    return "".join(lines)
+
+
+@instruction("u32(f32, f32, f32, f32, f32, f32, f32, f32, f32)", asm=_hardware(), min_cc=(10, 0))
+def e2m1x8_scaled(v0, v1, v2, v3, v4, v5, v6, v7, q):
+    """e2m1 codes of RN(v * q), `v0` in bits 3..0; where the condition fails, any word."""
+    values = [mul_rn(v, q) for v in (v0, v1, v2, v3, v4, v5, v6, v7)]
+    if not ((q == 0.0 or q >= 2.0**-100) and all(abs(value) < 7.0 for value in values)):
+        # A word that no test of the result overlooks.
+        return 0xDEADBEEF
+    return e2m1x8_of_f32.model(*values)
+
+
+# lop3 0xE4: the bits of its first operand where the third's are set, of its second elsewhere.
+e2m1x8_scaled.lowering(asm=_by_e4m3(), min_cc=(8, 9))
+
+
+@e2m1x8_scaled.without_hardware
+def _e2m1x8_scaled_software(v0, v1, v2, v3, v4, v5, v6, v7, q):
+    return e2m1x8_of_f32(
+        mul_rn(v0, q),
+        mul_rn(v1, q),
+        mul_rn(v2, q),
+        mul_rn(v3, q),
+        mul_rn(v4, q),
+        mul_rn(v5, q),
+        mul_rn(v6, q),
+        mul_rn(v7, q),
+    )
+
+
+@instruction(
+    "f32(f32)",
+    asm="{ .reg .f32 a, e, n; rcp.approx.ftz.f32 a, $1; neg.f32 n, $1;"
+    " fma.rn.f32 e, n, a, 0f3F800000; fma.rn.f32 $0, a, e, a; }",
+)
+def rcp_rn_normal(d):
+    """RN(1/d) where 2^-100 <= |d| <= 2^100; NaN for NaN; elsewhere any number (here NaN).
+
+    One Newton step from the hardware's approximation; tests on a card compare it with the division
+    for every significand.
+    """
+    return rcp_rn(d) if 2.0**-100 <= abs(d) <= 2.0**100 else NAN

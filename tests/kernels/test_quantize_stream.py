@@ -1,0 +1,120 @@
+"""The quantiser at memory speed gives the golden bytes on the simulated machine."""
+
+from __future__ import annotations
+
+import ml_dtypes
+import numpy as np
+import pytest
+
+import nvfp4
+from nvfp4 import plans
+from nvfp4.formats import FORMATS
+
+DTYPES = {"bfloat16": ml_dtypes.bfloat16, "float16": np.float16, "float32": np.float32}
+
+
+def data(rows: int, columns: int, dtype: str, seed: int = 0) -> np.ndarray:
+    """Rows of very different size, with zeros, negative zeros, NaN, infinities and tiny blocks."""
+    rng = np.random.default_rng(seed)
+    x = rng.standard_normal((rows, columns)) * rng.choice([1e-3, 1.0, 50.0], size=(rows, 1))
+    with np.errstate(over="ignore"):
+        x = x.astype(DTYPES[dtype])
+    flat = x.reshape(-1)
+    special = [0.0, -0.0, np.nan, np.inf, -np.inf, 1e-38, -1e-7, 6.0, 448.0]
+    where = rng.choice(flat.size // 32, size=min(len(special), flat.size // 32), replace=False)
+    for place, value in zip(where, special, strict=False):
+        with np.errstate(over="ignore", under="ignore"):
+            flat[place * 32 + 5] = np.float64(value).astype(flat.dtype)
+    flat[-16:] = 0
+    return x
+
+
+def used_kernels(**facts: object) -> list[str]:
+    return [launch.program.kernel.name for launch in plans.quantize("sm_90a", **facts)]
+
+
+def same(a: nvfp4.QTensor, b: nvfp4.QTensor) -> None:
+    np.testing.assert_array_equal(np.asarray(a.codes), np.asarray(b.codes))
+    np.testing.assert_array_equal(np.asarray(a.scales), np.asarray(b.scales))
+    np.testing.assert_array_equal(np.asarray(a.decode_scale), np.asarray(b.decode_scale))
+
+
+@pytest.mark.parametrize("rows_a_thread", [1, 2])
+@pytest.mark.parametrize("layout", ["tcgen", "linear"])
+@pytest.mark.parametrize("format", FORMATS)
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_bytes_are_the_golden_ones(
+    format: str, dtype: str, layout: str, rows_a_thread: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(plans, "_FEW_PIECES", 1 << 30 if rows_a_thread == 1 else 0)
+    plans.quantize.cache_clear()
+    x = data(5, 96, dtype)
+    expected = nvfp4.quantize(x, format, scale_layout=layout)
+    with nvfp4.simulate():
+        same(nvfp4.quantize(x, format, scale_layout=layout), expected)
+    plans.quantize.cache_clear()
+
+
+@pytest.mark.parametrize("rounding", ["floor", "ceil", "even"])
+def test_every_rounding_keeps_its_bytes(rounding: str) -> None:
+    x = data(3, 64, "bfloat16", seed=1)
+    expected = nvfp4.quantize(x, "mxfp4", scale_rounding=rounding)
+    with nvfp4.simulate():
+        same(nvfp4.quantize(x, "mxfp4", scale_rounding=rounding), expected)
+
+
+@pytest.mark.parametrize("encode", [0.43, 1e-20, 3e38, "row", "amax"])
+def test_encode_scales_keep_their_bytes(encode: float | str) -> None:
+    x = np.abs(data(4, 64, "float32", seed=2))
+    x[~np.isfinite(x)] = 1.0
+    scale = np.array([[0.43], [128.0], [1 / 3], [1e30]], np.float32) if encode == "row" else encode
+    expected = nvfp4.quantize(x, "nvfp4", encode_scale=scale)
+    with nvfp4.simulate():
+        same(nvfp4.quantize(x, "nvfp4", encode_scale=scale), expected)
+
+
+def test_a_stack_of_matrices_with_a_scale_each() -> None:
+    x = data(6, 64, "bfloat16", seed=3).reshape(2, 3, 64)
+    scale = np.array([0.5, 3.0], np.float32)
+    expected = nvfp4.quantize(x, "nvfp4", encode_scale=scale)
+    with nvfp4.simulate():
+        same(nvfp4.quantize(x, "nvfp4", encode_scale=scale), expected)
+
+
+def test_padding_of_a_poisoned_result_is_zeroed() -> None:
+    x = data(130, 32, "bfloat16", seed=4)
+    expected = nvfp4.quantize(x, "mxfp8")
+    out = nvfp4.quantize(np.zeros_like(x), "mxfp8")
+    out.codes[...] = 0xAA
+    out.scales[...] = 0xAA
+    with nvfp4.simulate():
+        same(nvfp4.quantize(x, "mxfp8", out=out), expected)
+
+
+def test_aligned_arrays_take_this_kernel_and_others_the_plain_one() -> None:
+    facts = {
+        "format": "nvfp4",
+        "dtype": "bfloat16",
+        "rows": 7,
+        "columns": 64,
+        "batches": 1,
+        "row_stride": 64,
+        "batch_stride": 448,
+        "scale_layout": "tcgen",
+        "scale_rounding": "rceil",
+        "encode": "none",
+    }
+    assert used_kernels(**facts, aligned=True) == ["quantize_stream"]
+    assert used_kernels(**facts, aligned=False) == ["quantize"]
+    assert used_kernels(**{**facts, "encode": "row_amax"}, aligned=True) == ["quantize"]
+
+
+@pytest.mark.parametrize("divisor", [2, 3, 7, 180, 448, 1000003, 2**30 + 1])
+def test_the_multiplier_divides_every_number_below_2_31(divisor: int) -> None:
+    magic, shift = plans._magic(divisor)
+    rng = np.random.default_rng(divisor)
+    edges = np.arange(0, 2**31 // divisor, max(1, 2**31 // divisor // 500)) * divisor
+    numbers = np.concatenate([edges, edges + divisor - 1, rng.integers(0, 2**31, 5000)])
+    for n in map(int, numbers):
+        if n < 2**31:
+            assert (n * magic >> 32) >> shift == n // divisor
