@@ -162,10 +162,14 @@ def _plain(old: Checkpoint, new: Checkpoint, name: str) -> Comparison:
     for start in range(0, a.size, step):
         x, y = a[start : start + step], b[start : start + step]
         equal = equal and bool(np.array_equal(x, y))
+        old.release_part(name, start, start + step)
+        new.release_part(name, start, start + step)
     if entry.dtype in FLOATS:
         flat = new.array(name).reshape(-1)
         for start in range(0, flat.size, CHUNK):
             nans += int(np.isnan(widen(flat[start : start + CHUNK])).sum())
+            first = start * flat.itemsize
+            new.release_part(name, first, first + CHUNK * flat.itemsize)
         del flat
     del a, b
     old.release(name)
@@ -308,6 +312,8 @@ def _originals(
         matrix = array.reshape(rows, columns)
         for start, stop in row_ranges(rows, columns, elements):
             yield (start, stop), widen(matrix[start:stop])
+            width = columns * matrix.itemsize
+            old.release_part(name, start * width, stop * width)
         return
     height = weight.shape[-2]
     for index, matrix in enumerate(array.reshape(-1, *array.shape[-2:])):

@@ -325,7 +325,7 @@ class TensorFile:
         if self._map is None or not hasattr(self._map, "madvise"):
             return
         first = -(-(self._data + start) // mmap.PAGESIZE) * mmap.PAGESIZE
-        last = (self._data + stop) // mmap.PAGESIZE * mmap.PAGESIZE
+        last = min(self._data + stop, self.size) // mmap.PAGESIZE * mmap.PAGESIZE
         if last > first:
             self._map.madvise(mmap.MADV_DONTNEED, first, last - first)
 

@@ -115,6 +115,9 @@ class GgufCheckpoint(Checkpoint):
     def release(self, name: str) -> None:
         """Nothing: the package's reader keeps its map."""
 
+    def release_part(self, name: str, start: int, stop: int) -> None:
+        """Nothing, as `release`."""
+
     def _blocks(self, weight: StoredWeight, start: int, stop: int) -> np.ndarray:
         """Some rows as blocks of scale bytes and codes: uint8, [rows, blocks, bytes]."""
         raw = self.raw(weight.parts["codes"])

@@ -166,6 +166,11 @@ class Checkpoint:
         """Give back the memory that reading a tensor took."""
         self.files[self.file_of[name]].release(name)
 
+    def release_part(self, name: str, start: int, stop: int) -> None:
+        """Give back the memory of bytes ``start`` to ``stop`` of a tensor."""
+        first = self.entries[name].start
+        self.files[self.file_of[name]].release_range(first + start, first + stop)
+
     # --- quantised weights ---------------------------------------------------------------------
 
     @property

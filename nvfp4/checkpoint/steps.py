@@ -57,6 +57,7 @@ class CopyStep:
             piece = raw[start : start + _COPY_BYTES]
             context.writer.append(self.name, piece)
             context.done(piece.size)
+            context.model.release_part(self.name, start, start + piece.size)
         del raw
         context.model.release(self.name)
 
@@ -128,6 +129,9 @@ class QuantizeStep:
                 context.writer.append(roles["codes"][0], codes)
                 context.writer.append(roles["scales"][0], scales)
                 context.done(x.nbytes)
+                if not self.transposed:
+                    first = (index * rows + start) * columns * x.itemsize
+                    context.model.release_part(self.name, first, first + x.nbytes)
             del matrix
             _release_matrix(context.model, self.name, index, matrices)
         del source, stack

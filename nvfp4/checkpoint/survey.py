@@ -208,6 +208,8 @@ def _plain(model: Checkpoint, name: str) -> PlainReport:
     amax, nans, infinities = 0.0, 0, 0
     for start in range(0, flat.size, CHUNK):
         x = widen(flat[start : start + CHUNK])
+        first = start * flat.itemsize
+        model.release_part(name, first, first + CHUNK * flat.itemsize)
         finite = np.isfinite(x)
         if not finite.all():
             nans += int(np.isnan(x).sum())
