@@ -63,7 +63,7 @@ class Shared:
         frame = sys._getframe(1)
         key: Any = (frame.f_code, frame.f_lasti)
         if frame.f_code in inlined:
-            sites = call_site(frame, block.launch.body)
+            sites = call_site(frame)
             depth = 1
             while depth < len(sites) and sites[depth - 1][0] in inlined:
                 depth += 1

@@ -5,10 +5,8 @@ from __future__ import annotations
 import contextlib
 import contextvars
 import functools
-import inspect
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
-from types import CodeType
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -77,10 +75,6 @@ class Launch:
         self.shared_bytes = shared_bytes
         self.name: str = name or str(getattr(function, "__name__", "kernel"))
         self.start = functools.partial(function, *args)
-        code = getattr(inspect.unwrap(function), "__code__", None)
-        if code is None:
-            raise TypeError(f"`function` must be a Python function; got {type(function).__name__}")
-        self.body: CodeType = code
         self.hub = getcurrent()
         self.to_hub = self.hub.switch
         self.idle: list[Worker] = []

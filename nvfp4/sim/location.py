@@ -63,19 +63,17 @@ def kernel_frame(frame: FrameType | None) -> FrameType | None:
     return None
 
 
-def call_site(frame: FrameType | None, outermost: CodeType) -> tuple[tuple[CodeType, int], ...]:
+def call_site(frame: FrameType | None) -> tuple[tuple[CodeType, int], ...]:
     """Where in the kernel a frame is: code and instruction of each kernel frame, innermost first.
 
     Instructions and not lines: Python, and Numba after it, makes two copies of a loop's condition,
     and a barrier in the one is another barrier than that in the other.
     """
-    site = []
-    for candidate in _outward(frame):
-        if is_kernel_code(candidate.f_code):
-            site.append((candidate.f_code, candidate.f_lasti))
-            if candidate.f_code is outermost:
-                break
-    return tuple(site)
+    return tuple(
+        (candidate.f_code, candidate.f_lasti)
+        for candidate in _outward(frame)
+        if is_kernel_code(candidate.f_code)
+    )
 
 
 def site_text(site: tuple[tuple[CodeType, int], ...]) -> str:

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Callable, Mapping
-from types import CodeType, FrameType, MappingProxyType
+from types import FrameType, MappingProxyType
 from typing import TYPE_CHECKING, Any
 
 from greenlet import greenlet
@@ -163,7 +163,7 @@ class Thread:
         The machine lets every lane come that can come without waiting for one that is here, so the
         warp is as convergent as it can be. A card promises less.
         """
-        site = call_site(sys._getframe(1), self.block.launch.body)
+        site = call_site(sys._getframe(1))
         self.warp.converging.setdefault(site, []).append(self)
         return int(self._block_on(Predicate(lambda: False, "the other lanes, in activemask")))
 
@@ -358,8 +358,7 @@ class Thread:
             )
         if not aligned:
             return
-        body: CodeType = block.launch.body
-        site = call_site(sys._getframe(2), body)
+        site = call_site(sys._getframe(2))
         first = barrier.sites.get(self.warp)
         if first is not None:
             if first[0] != site:

@@ -87,6 +87,10 @@ def test_fma_rounds_once(a, b, c):
 
 
 def test_fma_differs_from_a_product_and_a_sum_where_it_must():
+    # 1 + 2^-24 + 2^-70: rounding to double first would make a tie of it, and 1 of the tie.
+    product = np.float32(24929), np.float32(673 * 2.0**-24)
+    assert cuda.fma(*product, np.float32(2.0**-70)) == np.float32(1 + 2**-23)
+    assert cuda.fma(*product, np.float32(-(2.0**-70))) == 1
     a = np.float32(1 + 2**-12)
     c = np.float32(-(1 + 2**-11))
     assert a * a + c == 0

@@ -283,6 +283,14 @@ def a_flag_is_polled_with_a_plain_load(x, out):
         out[2] = out[1]
 
 
+@plant(sim.DataRace, "element 0 of out", grid=3, block=1, schedules=("round_robin",))
+def a_block_reads_a_counter_that_others_add_to(x, out):
+    if cuda.blockIdx.x < 2:
+        out.atomic("add", 0, 1)
+    else:
+        out[1] = out[0] if BUG else out.load(0, 4, order="relaxed")  # here
+
+
 @plant(sim.DataRace, "element 0 of out", block=64, schedules=("round_robin",))
 def a_counter_is_incremented_without_an_atomic_operation(x, out):
     i = cuda.threadIdx.x

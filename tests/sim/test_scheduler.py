@@ -214,6 +214,24 @@ def test_asynchronous_operations_complete_at_the_latest_moment_in_round_robin():
     assert log == ["issued", *range(1, 34), "copied", "waited"]
 
 
+def test_a_thread_whose_condition_holds_goes_first_and_an_operation_after_it():
+    log = []
+
+    def body():
+        thread = sim.this_thread()
+        state = thread.block.state
+        if thread.linear == 0:
+            thread.wait_until(lambda: "set" in state, "thread 32")
+            log.append("woken")
+        else:
+            thread.machine.issue("copy", lambda: log.append("copied"))
+            state["set"] = True
+            cuda.syncthreads()
+
+    Machine(checks=False).run(body, 1, (2, 1, 1))
+    assert log == ["woken", "copied"]
+
+
 def test_a_loop_that_polls_does_not_keep_operations_from_completing():
     def body():
         thread = sim.this_thread()
