@@ -212,6 +212,18 @@ def test_dequantize_gives_the_values_of_the_golden_model(
     assert same_values(got.dequantize(dtype).values, expected)
 
 
+@pytest.mark.parametrize("shift", [0, 8])
+def test_dequantize_says_whether_its_arrays_are_aligned(
+    card: Card, cupy: stubs.Cupy, shift: int
+) -> None:
+    q = on_device(cupy, nvfp4.quantize(X, "nvfp4"))
+    memory = np.zeros(X.nbytes + 32, np.uint8)
+    first = -memory.__array_interface__["data"][0] % 16 + shift
+    out = stubs.CupyArray(memory[first : first + X.nbytes].view(np.float32).reshape(X.shape))
+    q.dequantize(out=out)
+    assert card.facts["aligned"] == (q.codes.data.ptr % 16 == 0 and shift == 0)
+
+
 def test_scales_are_rearranged(card: Card, cupy: stubs.Cupy) -> None:
     card.simulate = True
     linear = RNG.integers(0, 256, (3, 130, 5), np.uint8)
@@ -742,7 +754,7 @@ def test_a_grouped_product_is_planned_and_bound(card: Card, cupy: stubs.Cupy) ->
         "groups": 3, "has_expert_ids": True, "has_row_indices": False, "has_tile_starts": False,
         "offsets_dtype": "int32", "ids_dtype": "int64", "indices_dtype": None,
         "starts_dtype": None, "a_format": "mxfp8_e4m3", "a_dtype": None,
-        "a_layout": "tcgen_grouped", "decode_a": "group", "b_format": "nvfp4", "b_dtype": None,
+        "a_layout": "tcgen_grouped", "a_tiles": 4, "decode_a": "group", "b_format": "nvfp4", "b_dtype": None,
         "b_layout": "tcgen", "decode_b": "batch", "out_dtype": "float16", "epilogue": None,
         "alpha": "expert", "aligned": addresses_are_aligned(a.codes, b.codes),
     }  # fmt: skip
