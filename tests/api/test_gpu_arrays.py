@@ -754,7 +754,8 @@ def test_a_grouped_product_is_planned_and_bound(card: Card, cupy: stubs.Cupy) ->
         "groups": 3, "has_expert_ids": True, "has_row_indices": False, "has_tile_starts": False,
         "offsets_dtype": "int32", "ids_dtype": "int64", "indices_dtype": None,
         "starts_dtype": None, "a_format": "mxfp8_e4m3", "a_dtype": None,
-        "a_layout": "tcgen_grouped", "a_tiles": 4, "decode_a": "group", "b_format": "nvfp4", "b_dtype": None,
+        "a_layout": "tcgen_grouped", "a_tiles": 4, "decode_a": "group",
+        "b_format": "nvfp4", "b_dtype": None,
         "b_layout": "tcgen", "decode_b": "batch", "out_dtype": "float16", "epilogue": None,
         "alpha": "expert", "aligned": addresses_are_aligned(a.codes, b.codes),
     }  # fmt: skip
