@@ -22,7 +22,6 @@ __all__ = ["CHUNK", "CpuBackend", "GpuBackend", "amax_of", "backend", "encode_sc
 # Elements of a piece on the CPU: small against the memory bound, large against Python's cost.
 CHUNK = 1 << 20
 _GPU_CHUNK = 1 << 25
-_ABS = np.uint32(0x7FFFFFFF)
 _FLT_MAX = np.finfo(np.float32).max
 
 
@@ -35,12 +34,20 @@ def pieces(matrix: np.ndarray, elements: int = CHUNK) -> Iterator[tuple[int, int
 
 def amax_of(matrix: np.ndarray) -> np.float32:
     """Max |x| of a matrix, NaN if there is one, 0 of nothing; reads it piece by piece."""
-    largest = np.uint32(0)
+    bits = np.dtype(f"uint{8 * matrix.itemsize}")
+    magnitude = bits.type((1 << (8 * matrix.itemsize - 1)) - 1)
+    largest = bits.type(0)
     for _, _, x in pieces(matrix):
         if x.size:
-            bits = np.ascontiguousarray(widen(x)).view(np.uint32) & _ABS
-            largest = max(largest, bits.max())
-    return np.float32(np.uint32(largest).view(np.float32))
+            # The patterns of magnitudes are ordered as the values, NaN above infinity.
+            patterns = np.ascontiguousarray(x).view(bits) & magnitude
+            largest = max(largest, patterns.max())
+    return _value_of(largest, matrix.dtype)
+
+
+def _value_of(pattern: Any, dtype: np.dtype[Any]) -> np.float32:
+    one = np.array([pattern], f"uint{8 * dtype.itemsize}").view(dtype)
+    return np.float32(widen(one)[0])
 
 
 def encode_scale_of(amax: Any) -> np.float32:
@@ -60,6 +67,10 @@ class CpuBackend:
 
     name = "CPU"
     chunk = CHUNK
+
+    def amax(self, matrix: np.ndarray) -> np.float32:
+        """Largest magnitude of a matrix, as `amax_of`."""
+        return amax_of(matrix)
 
     def quantize(
         self, x: np.ndarray, fmt: BlockFormat, encode_scale: np.float32 | None, rounding: str
@@ -89,6 +100,18 @@ class GpuBackend:
         self._cupy = cupy
         self._device = cupy.cuda.Device(device % count)
         self.name = f"GPU {device % count}"
+
+    def amax(self, matrix: np.ndarray) -> np.float32:
+        """Largest magnitude of a matrix, as `amax_of`."""
+        bits = f"uint{8 * matrix.itemsize}"
+        largest = 0
+        with self._device:
+            for _, _, x in pieces(matrix, self.chunk):
+                if x.size:
+                    patterns = self._cupy.asarray(np.ascontiguousarray(x).view(bits))
+                    patterns &= (1 << (8 * matrix.itemsize - 1)) - 1
+                    largest = max(largest, int(patterns.max()))
+        return _value_of(largest, matrix.dtype)
 
     def quantize(
         self, x: np.ndarray, fmt: BlockFormat, encode_scale: np.float32 | None, rounding: str

@@ -15,7 +15,7 @@ import numpy as np
 from ..formats import BlockFormat
 from .errors import CheckpointError, printable
 from .model import Checkpoint, row_ranges
-from .numeric import CHUNK, CpuBackend, GpuBackend, amax_of, encode_scale_of
+from .numeric import CHUNK, CpuBackend, GpuBackend, encode_scale_of
 from .schemes import Scheme
 from .search import quantize_mse, search_encode_scale
 from .writer import TensorWriter
@@ -117,7 +117,7 @@ class QuantizeStep:
             matrix = stack[index].T if self.transposed else stack[index]
             g = None
             if fmt.scale == "e4m3":
-                g = self._encode_scale(context.model, matrix, index, fmt)
+                g = self._encode_scale(context, matrix, index, fmt)
                 tensor_scales.append(g)
             chunk = context.backend.chunk if self.method == "amax" else CHUNK
             for start, stop in row_ranges(rows, columns, chunk):
@@ -142,8 +142,9 @@ class QuantizeStep:
             self._write_scale(context, roles["input_scale"][0], [encode_scale_of(self.input_amax)])
 
     def _encode_scale(
-        self, model: Checkpoint, matrix: np.ndarray, index: int, fmt: BlockFormat
+        self, context: Context, matrix: np.ndarray, index: int, fmt: BlockFormat
     ) -> np.float32:
+        model, amax_of = context.model, context.backend.amax
         amax = amax_of(matrix)
         for name in self.shares:
             other = model.array(name)

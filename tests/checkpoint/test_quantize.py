@@ -11,7 +11,7 @@ from safetensors.numpy import save_file
 
 from nvfp4.checkpoint import CheckpointError, TensorFile, numeric, open_checkpoint, quantize, verify
 from nvfp4.checkpoint.choose import choose
-from nvfp4.errors import UnsupportedError
+from nvfp4.errors import ToolchainError, UnsupportedError
 from nvfp4.formats import MXFP4, MXFP8_E4M3, NVFP4, block_format
 from nvfp4.golden import amax_encode_scale
 from nvfp4.golden import quantize as golden
@@ -450,3 +450,70 @@ def test_magnitudes_beyond_a_tensor_scale_are_an_error(tmp_path: Path) -> None:
 
 def test_the_formats_names_are_those_of_the_package() -> None:
     assert {block_format(name) for name in FORMATS} == set(FORMATS.values())
+
+
+# --- where -------------------------------------------------------------------------------------
+
+
+class FakeCupy:
+    """What the GPU's side uses of CuPy, over NumPy: pieces, copies and patterns, not kernels."""
+
+    def __init__(self) -> None:
+        self.devices: list[int] = []
+        fake = self
+
+        class Device:
+            def __init__(self, index: int) -> None:
+                self.index = index
+
+            def __enter__(self) -> None:
+                fake.devices.append(self.index)
+
+            def __exit__(self, *_: object) -> None:
+                return
+
+        class Runtime:
+            @staticmethod
+            def getDeviceCount() -> int:
+                return 2
+
+        self.cuda = type("cuda", (), {"Device": Device, "runtime": Runtime})
+
+    @staticmethod
+    def asarray(x: np.ndarray) -> np.ndarray:
+        return np.array(x)
+
+    @staticmethod
+    def asnumpy(x: np.ndarray) -> np.ndarray:
+        return np.array(x)
+
+
+@pytest.mark.parametrize("format", FORMATS)
+def test_the_way_over_a_gpu_gives_the_same_bytes(
+    format: str, toy: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    import sys
+
+    fake = FakeCupy()
+    quantize(toy, tmp_path / "cpu", format=format, device="cpu")
+    monkeypatch.setitem(sys.modules, "cupy", fake)  # type: ignore[arg-type]
+    monkeypatch.setattr(numeric.GpuBackend, "chunk", 1000)
+    for device in ("cuda", "auto"):
+        quantize(toy, tmp_path / device, format=format, device=device)
+        assert contents(tmp_path / device) == contents(tmp_path / "cpu")
+    assert set(fake.devices) == {0}
+    assert numeric.backend("cuda", 3).name == "GPU 1"
+
+
+def test_without_a_gpu_auto_is_the_cpu_and_cuda_an_error(
+    toy: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    import sys
+
+    monkeypatch.setitem(sys.modules, "cupy", None)
+    with pytest.raises(ToolchainError, match="needs CuPy and a GPU"):
+        quantize(toy, tmp_path / "cuda", device="cuda")
+    assert not (tmp_path / "cuda").exists()
+    quantize(toy, tmp_path / "auto", device="auto")
+    quantize(toy, tmp_path / "cpu", device="cpu")
+    assert contents(tmp_path / "auto") == contents(tmp_path / "cpu")
