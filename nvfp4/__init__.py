@@ -5,6 +5,7 @@ The names below are the public interface; each is imported when it is first used
 
 from __future__ import annotations
 
+import os
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
@@ -76,3 +77,12 @@ if TYPE_CHECKING:
     from .formats import BlockFormat as BlockFormat
     from .sim import simulate as simulate
     from .tensor import QTensor as QTensor
+
+# In a process that runs kernels in Numba's simulator, this package's machine takes its place.
+if os.environ.get("NUMBA_ENABLE_CUDASIM", "0") not in ("", "0"):
+    from .errors import ToolchainError
+
+    try:
+        import_module(".sim.cudasim", __name__)
+    except ToolchainError:
+        pass  # Numba is not installed: then there are no kernels of users to run.

@@ -50,12 +50,11 @@ def measure(repeats: int = 5) -> dict[str, float]:
     ToolchainError
         The process was not started so, or numba-cuda is missing.
     RuntimeError
-        `nvfp4.sim.cudasim` is imported already, or a result is wrong.
+        A result is wrong.
     """
     from .. import _numba
+    from ..sim import cudasim, simulate
 
-    if "nvfp4.sim.cudasim" in sys.modules:
-        raise RuntimeError("Numba's simulator is replaced already: measure in a fresh process")
     module, *_ = _numba.simulator_modules()
     # Numba's simulator wants the module as a global of the kernel.
     globals()["cuda"] = module
@@ -70,12 +69,11 @@ def measure(repeats: int = 5) -> dict[str, float]:
         if not np.array_equal(out, expected):
             raise RuntimeError("the simulated kernel gave a wrong result")
 
+    cudasim.uninstall()
     times = {"numba": _best(run, max(1, repeats // 2))}
-    import nvfp4
-    from nvfp4.sim import cudasim  # noqa: F401
-
+    cudasim.install()
     for name, checks in (("nvfp4, checks off", False), ("nvfp4, all checks", True)):
-        with nvfp4.simulate(checks=checks):
+        with simulate(checks=checks):
             times[name] = _best(run, repeats)
     return times
 

@@ -27,7 +27,7 @@ from .libdevice import model as libdevice_model
 from .machine import Machine, current_machine, default_machine
 from .memory import GlobalRegion
 
-__all__ = ["install"]
+__all__ = ["install", "uninstall"]
 
 
 class _Swap:
@@ -178,7 +178,15 @@ def _plain(argument: Any, name: str, watched: bool) -> Any:
     return CheckedArray(array, GlobalRegion(low, high, granule, name), 0, name)
 
 
-@functools.cache
+#: What :func:`uninstall` puts back: (object, attribute, value).
+_replaced: list[tuple[Any, str, Any]] = []
+
+
+def _replace(owner: Any, name: str, value: Any) -> None:
+    _replaced.append((owner, name, getattr(owner, name)))
+    setattr(owner, name, value)
+
+
 def install() -> None:
     """Put this package's machine in place of the scheduler of Numba's simulator.
 
@@ -187,21 +195,29 @@ def install() -> None:
     ToolchainError
         The process was not started with ``NUMBA_ENABLE_CUDASIM=1``, or numba-cuda is missing.
     """
+    if _replaced:
+        return
     module, kernel, libdevice, as_dtype = _numba.simulator_modules()
     runner = _Runner(module, kernel)
 
     def call(self: Any, *args: Any) -> Any:
         return runner.call(self, *args)
 
-    kernel.FakeCUDAKernel.__call__ = call
+    _replace(kernel.FakeCUDAKernel, "__call__", call)
     for name, kind in kernel.FakeCUDAModule((1, 1, 1), (1, 1, 1), 0).__dict__.items():
         if not name.startswith("_") and name not in ("gridDim", "blockDim"):
             setattr(facade.Cuda, name, kind)
     facade.type_to_dtype = as_dtype
-    for name, value in vars(libdevice).items():
+    for name, value in list(vars(libdevice).items()):
         if isinstance(value, FunctionType) and value.__module__ == libdevice.__name__:
-            setattr(libdevice, name, libdevice_model(name))
-    setattr(module, "jit", _remembering(module.jit, kernel.FakeCUDAKernel))  # noqa: B010
+            _replace(libdevice, name, libdevice_model(name))
+    _replace(module, "jit", _remembering(vars(module)["jit"], kernel.FakeCUDAKernel))
+
+
+def uninstall() -> None:
+    """Put Numba's own scheduler back."""
+    while _replaced:
+        setattr(*_replaced.pop())
 
 
 def _remembering(jit: Callable[..., Any], kind: type) -> Callable[..., Any]:

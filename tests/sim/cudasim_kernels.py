@@ -16,7 +16,6 @@ from numba import cuda, float32, int32
 from numba.cuda import libdevice
 
 import nvfp4
-import nvfp4.sim.cudasim
 
 SCENARIOS = {}
 FULL = 0xFFFFFFFF

@@ -132,6 +132,52 @@ def test_every_scenario_is_looked_at(reports):
     assert {case[0] for case in mark.args[1]} | MISTAKES.keys() == set(reports)
 
 
+PLAIN = """
+import sys
+import numpy as np
+import {first}
+import {second}
+from numba import cuda
+
+@cuda.jit
+def kernel(out):
+    i = cuda.threadIdx.x
+    out[i] = cuda.shfl_xor_sync(0xFFFFFFFF, i, 3)
+
+out = np.zeros(32, np.int32)
+kernel[1, 32](out)
+print(out.tolist() == [i ^ 3 for i in range(32)])
+from nvfp4.sim import cudasim
+cudasim.uninstall()
+try:
+    kernel[1, 32](out)
+except AttributeError as error:
+    print("shfl_xor_sync" in str(error))
+"""
+
+
+@pytest.mark.parametrize(("first", "second"), [("nvfp4", "numba.cuda"), ("numba.cuda", "nvfp4")])
+def test_importing_the_package_is_enough_and_can_be_undone(first, second):
+    done = subprocess.run(
+        [sys.executable, "-W", "error", "-c", PLAIN.format(first=first, second=second)],
+        capture_output=True,
+        text=True,
+        env=environment(NUMBA_ENABLE_CUDASIM="1"),
+    )
+    assert done.stdout.split() == ["True", "True"], done.stderr
+
+
+def test_a_process_with_the_variable_and_without_numba_imports_the_package():
+    code = "import sys; sys.modules['numba'] = None; import nvfp4; print(nvfp4.__version__)"
+    done = subprocess.run(
+        [sys.executable, "-c", code],
+        capture_output=True,
+        text=True,
+        env=environment(NUMBA_ENABLE_CUDASIM="1"),
+    )
+    assert done.returncode == 0, done.stderr
+
+
 def test_without_the_variable_the_mode_refuses_to_start():
     code = "import nvfp4.sim.cudasim"
     plain = environment()
@@ -163,3 +209,15 @@ print(out.tolist() == [i ^ 1 for i in range(32)] * 2)
         env=environment(),
     )
     assert done.stdout.strip() == "True", done.stderr
+
+
+def test_it_is_twenty_times_faster_than_numbas_simulator():
+    done = subprocess.run(
+        [sys.executable, "-m", "nvfp4.bench.simulator", "--json", "--repeats", "5"],
+        capture_output=True,
+        text=True,
+        env=environment(),
+        timeout=300,
+    )
+    seconds = json.loads(done.stdout)["seconds"]
+    assert seconds["numba"] / seconds["nvfp4, checks off"] >= 20, seconds
