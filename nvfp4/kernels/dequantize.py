@@ -1,13 +1,14 @@
-"""From codes and scales back to values: RN(element * f32(scale) * decode_scale), then one more rounding to OUTPUT.
+"""From codes and scales back to values: RN(element * f32(scale) * decode_scale), and a cast.
 
-One thread takes a piece of 16 columns, which has one scale. Threads lie along the columns (x) and rows (y). Dense:
-blocks of threads along row groups (x), column groups (y) and matrices (z), each axis in strides of the grid. Grouped: a
-block of threads serves a tile of 128 rows of one range, as in ``grouped_quantize``; rows that no range has are written
-as 0. Padding of the scales is never read. All index arithmetic has 64 bits.
+One thread takes a piece of 16 columns, which has one scale. Threads lie along the columns (x) and
+rows (y). Dense: blocks of threads along row groups (x), column groups (y) and matrices (z), each
+axis in strides of the grid. Grouped: a block of threads serves a tile of 128 rows of one range, as
+in ``grouped_quantize``; rows that no range has are written as 0. Padding of the scales is never
+read. All index arithmetic has 64 bits.
 
-Compile-time constants: ELEMENT, SCALE, OUTPUT, ALIGNED, LAYOUT, and DECODE, where the decode scale comes from: "scalar",
-"batch" (one a matrix), "row" (one a row of the stack, or of the grouped tensor), "group" (one a range); OFFSETS and
-STARTS of ``groups``.
+Compile-time constants: ELEMENT, SCALE, OUTPUT, ALIGNED, LAYOUT, and DECODE, where the decode scale
+comes from: "scalar", "batch" (one a matrix), "row" (one a row of the stack, or of the grouped
+tensor), "group" (one a range); OFFSETS and STARTS of ``groups``.
 """
 
 from __future__ import annotations
@@ -82,7 +83,8 @@ def grouped_dequantize(
     scale_tile = tile
     if owner >= 0 and STARTS != "none":
         scale_tile = load_index(tile_starts, owner, STARTS) + tile - first_tile
-    # Tiles beyond the scales can come from bad offsets or starts only: their rows count as belonging to none.
+    # Tiles beyond the scales can come from bad offsets or starts only: their rows count as
+    # belonging to none.
     readable = owner >= 0
     if LAYOUT == "tcgen":
         readable = owner >= 0 and scale_tile >= 0 and scale_tile < tiles

@@ -1,11 +1,13 @@
-"""Sixteen neighbouring elements in the hands of one thread: reading, writing, the largest magnitude.
+"""Sixteen neighbouring elements in the hands of one thread: reading, writing, largest magnitude.
 
-A *piece* is 16 consecutive elements, held as two tuples of 8 float32. Every block is one piece (nvfp4) or two (the MX
-formats), so that a piece has one scale. With ALIGNED, addresses are multiples of 16 bytes and a piece moves in vectors.
+A *piece* is 16 consecutive elements, held as two tuples of 8 float32. Every block is one piece
+(nvfp4) or two (the MX formats), so that a piece has one scale. With ALIGNED, addresses are
+multiples of 16 bytes and a piece moves in vectors.
 
 Plain arrays and codes are reached through byte pointers, so that one kernel takes every dtype.
 
-Compile-time constants: INPUT and OUTPUT (dtypes of plain arrays), ELEMENT (element type of codes), ALIGNED.
+Compile-time constants: INPUT and OUTPUT (dtypes of plain arrays), ELEMENT (element type of codes),
+ALIGNED.
 """
 
 from __future__ import annotations
@@ -273,7 +275,7 @@ def load_word(codes, at):
 
 
 def load_codes8(codes, at, element: str):
-    """The codes of eight elements, from byte `at` on: two words, the second 0 for four-bit elements."""
+    """Eight codes, from byte `at` on: two words, the second 0 for four-bit elements."""
     if element == "e2m1":
         if ALIGNED:
             return (ld_global_u32(codes, at, ""), shl_u32(0, 0))

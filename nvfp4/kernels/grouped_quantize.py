@@ -1,15 +1,16 @@
 """Quantisation by ranges of rows, one range an expert: the seeds' grouped kernel.
 
-A block of threads serves one tile of 128 scale rows and some groups of columns. It finds the tile's range by a search of
-its warps over the offsets (``groups``), which says the rows, the expert and so the encode scale, and where the scales go;
-then it quantises as ``quantize`` does. Blocks of tiles that no range owns zero their scale tile and the codes of 128 of
-the rows that no range has. So every byte is written once, whatever the offsets hold.
+A block of threads serves one tile of 128 scale rows and some groups of columns. It finds the tile's
+range by a search of its warps over the offsets (``groups``), which says the rows, the expert and so
+the encode scale, and where the scales go; then it quantises as ``quantize`` does. Blocks of tiles
+that no range owns zero their scale tile and the codes of 128 of the rows that no range has. So
+every byte is written once, whatever the offsets hold.
 
-Constraints: as in ``quantize``; rows < 2^32; gridDim.x at least ``layouts.allocated_tiles(rows, groups)`` and at least
-`tiles`.
+Constraints: as in ``quantize``; rows < 2^32; gridDim.x at least ``layouts.allocated_tiles(rows,
+groups)`` and at least `tiles`.
 
-Compile-time constants: those of ``quantize`` and ``groups``; ENCODE may be "none", "scalar", "array", "expert" (one an
-expert), "row" (one a row of the result) or "row_amax".
+Compile-time constants: those of ``quantize`` and ``groups``; ENCODE may be "none", "scalar",
+"array", "expert" (one an expert), "row" (one a row of the result) or "row_amax".
 """
 
 from __future__ import annotations

@@ -1,16 +1,18 @@
-"""Which rows, which range and which expert belong to a scale tile: section 6 of the arithmetic definition.
+"""Which rows, range and expert belong to a scale tile: section 6 of the arithmetic definition.
 
-Ranges are numbered in *tiles* of 128 rows, each range on a fresh one. Every warp walks over the offsets, 32 ranges a
-step, each lane one: an inclusive sum gives each range its first tile, and the lane whose range has the tile tells the
-others; should offsets decrease, an inclusive maximum makes them harmless first. So any number of ranges will do, nothing
-is read back to the host, and no thread waits for another warp.
+Ranges are numbered in *tiles* of 128 rows, each range on a fresh one. Every warp walks over the
+offsets, 32 ranges a step, each lane one: an inclusive sum gives each range its first tile, and the
+lane whose range has the tile tells the others; should offsets decrease, an inclusive maximum makes
+them harmless first. So any number of ranges will do, nothing is read back to the host, and no
+thread waits for another warp.
 
-Offsets count as they should be: below 0 as 0, beyond the rows as the rows, and never below the one before. Whatever they
-hold, every row then belongs to exactly one range, or to none (before the first offset, or from the last one on), and the
-tiles left over by the ranges are enough to number the rows of none.
+Offsets count as they should be: below 0 as 0, beyond the rows as the rows, and never below the one
+before. Whatever they hold, every row then belongs to exactly one range, or to none (before the
+first offset, or from the last one on), and the tiles left over by the ranges are enough to number
+the rows of none.
 
-Compile-time constants: OFFSETS, IDS, INDICES, STARTS: the dtypes "int32", "int64", "uint32" of the index arrays, or "none"
-where a call has no such array.
+Compile-time constants: OFFSETS, IDS, INDICES, STARTS: the dtypes "int32", "int64", "uint32" of the
+index arrays, or "none" where a call has no such array.
 """
 
 from __future__ import annotations
@@ -75,10 +77,11 @@ def lowest_lane(votes):
 def find_tile(row_offsets, tile_starts, groups, rows, tile):
     """Find what belongs to a tile; the lanes of a warp call it together, with the same arguments.
 
-    Returns (owner, first_tile, start, stop, tiles, head, tail, taken), all of 64 bits: the range that owns the tile, its
-    first tile and its rows; owner is -1 where there is none, and only then are these known: the tiles of all ranges, and
-    rows below `head` and from `tail` on, which belong to no range. taken, with tile_starts: 1 if a range puts its scales
-    into the tile of this number (0 without them).
+    Returns (owner, first_tile, start, stop, tiles, head, tail, taken), all of 64 bits: the range
+    that owns the tile, its first tile and its rows; owner is -1 where there is none, and only then
+    are these known: the tiles of all ranges, and rows below `head` and from `tail` on, which belong
+    to no range. taken, with tile_starts: 1 if a range puts its scales into the tile of this number
+    (0 without them).
     """
     lanes = lane_count()
     mask = mask_of(lanes)

@@ -1,8 +1,9 @@
 """Block scales from rows to the tcgen layout and back: bytes moved, none computed.
 
-A thread moves the scales of up to 4 blocks of a row, which are neighbours in both layouts. Threads lie along the blocks
-(x) and rows (y), blocks of threads along row groups (x), block groups (y) and matrices (z), each axis in strides of the
-grid. Padding is written as 0 on the way there and not read on the way back.
+A thread moves the scales of up to 4 blocks of a row, which are neighbours in both layouts. Threads
+lie along the blocks (x) and rows (y), blocks of threads along row groups (x), block groups (y) and
+matrices (z), each axis in strides of the grid. Padding is written as 0 on the way there and not
+read on the way back.
 """
 
 from __future__ import annotations

@@ -1,19 +1,21 @@
-"""Products, the slow and obvious way: one thread an element of the result, k ascending, every operation rounded once.
+"""Products, slow and obvious: one thread an element, k ascending, every operation rounded once.
 
-These are the reference kernels, for every pair of formats and every layout; their results are the golden model's bit for
-bit, whatever the operands hold. Threads lie along the columns (x) and rows (y) of the result. Dense: blocks of threads
-along row groups (x) and column groups (y), in strides of the grid. Grouped: a block of threads serves a tile of 128 rows
-of one range (``groups``); rows without an expert, without a source and of no range are written as 0.
+These are the reference kernels, for every pair of formats and every layout; their results are the
+golden model's bit for bit, whatever the operands hold. Threads lie along the columns (x) and rows
+(y) of the result. Dense: blocks of threads along row groups (x) and column groups (y), in strides
+of the grid. Grouped: a block of threads serves a tile of 128 rows of one range (``groups``); rows
+without an expert, without a source and of no range are written as 0.
 
-A format as the result's type: the values, in float32 after the epilogue, are quantised here, with an encode scale of 1.
-The threads of a block of elements lie beside each other in a warp (blockDim.x is 32), and padding is written as 0.
+A format as the result's type: the values, in float32 after the epilogue, are quantised here, with
+an encode scale of 1. The threads of a block of elements lie beside each other in a warp (blockDim.x
+is 32), and padding is written as 0.
 
-Constraints: depth is a multiple of both operands' blocks; quantised, the columns of the result are one of its block; for
-a grouped product rows < 2^32.
+Constraints: depth is a multiple of both operands' blocks; quantised, the columns of the result are
+one of its block; for a grouped product rows < 2^32.
 
-Compile-time constants: those of ``products``; A_ELEMENT, A_SCALE, A_LAYOUT and B_ELEMENT, B_SCALE, B_LAYOUT; OUTPUT (a
-dtype, or "codes": then ELEMENT, SCALE and LAYOUT are the result's); the index dtypes of ``groups``, where STARTS is that
-of the result's tile starts, and A_STARTS that of A's.
+Compile-time constants: those of ``products``; A_ELEMENT, A_SCALE, A_LAYOUT and B_ELEMENT, B_SCALE,
+B_LAYOUT; OUTPUT (a dtype, or "codes": then ELEMENT, SCALE and LAYOUT are the result's); the index
+dtypes of ``groups``, where STARTS is that of the result's tile starts, and A_STARTS that of A's.
 """
 
 from __future__ import annotations
@@ -160,7 +162,7 @@ def result_k_tiles(width):
 
 
 def all_columns(width):
-    """Columns that threads must visit: of codes with tcgen scales up to the end of the last tile."""
+    """Columns that threads visit: with tcgen scales, up to the end of the last tile."""
     if OUTPUT == "codes" and LAYOUT == "tcgen":
         return result_k_tiles(width) * 4 * result_block()
     else:
@@ -168,7 +170,7 @@ def all_columns(width):
 
 
 def store_code(out, at, value, q, mask, write):
-    """Write the code of a value at column `at` of all codes; lanes beside each other hold the elements of a byte."""
+    """Write the code of a value as number `at` of all; the next lane has the rest of a byte."""
     scaled = mul_rn(value, q)
     if ELEMENT == "e2m1":
         above = shfl_xor_f32(mask, scaled, 1)
@@ -182,7 +184,7 @@ def store_code(out, at, value, q, mask, write):
 
 
 def store_result(out, out_scales, row, column, width, value, write, scale_row, write_scale, mask):
-    """Write an element of the result, and the scale of its block; called by all lanes of a warp together.
+    """Write an element of the result, and the scale of its block; all lanes of a warp call it.
 
     `scale_row` is the row of the scales in their layout.
     """

@@ -1,10 +1,11 @@
 """What every product has: operands, the factor after the sum, the epilogue, the result.
 
-An operand is a plain array (A only) or codes with scales; its constants are passed to the helpers here as arguments, since
-there are two of them: `element` ("e2m1", "e4m3", "e5m2", or "none" for a plain array of dtype INPUT), `scale` and `layout`.
+An operand is a plain array (A only) or codes with scales; its constants are passed to the helpers
+here as arguments, since there are two of them: `element` ("e2m1", "e4m3", "e5m2", or "none" for a
+plain array of dtype INPUT), `scale` and `layout`.
 
-Compile-time constants: ALPHA ("value", "array" or "expert"), DECODE_A ("none", "scalar", "row", "group"), DECODE_B
-("scalar", "row", "batch", "batch_row"), PAIR ("none", "halves", "interleaved").
+Compile-time constants: ALPHA ("value", "array" or "expert"), DECODE_A ("none", "scalar", "row",
+"group"), DECODE_B ("scalar", "row", "batch", "batch_row"), PAIR ("none", "halves", "interleaved").
 """
 
 from __future__ import annotations
@@ -79,7 +80,7 @@ def operand8(p, row_at, column, element: str, factor):
 
 
 def add_products8(total, v, w):
-    """Total and eight products, one after the other: each rounded once, each added with one rounding."""
+    """Total and eight products, one after the other, each rounded, each addition rounded."""
     total = add_rn(total, mul_rn(v[0], w[0]))
     total = add_rn(total, mul_rn(v[1], w[1]))
     total = add_rn(total, mul_rn(v[2], w[2]))

@@ -1,17 +1,20 @@
 """Quantisation of a matrix, or of a stack of them.
 
-One thread takes a piece of 16 columns; two of them make a block of an MX format and find its maximum together. Threads
-lie along the columns (x) and rows (y), blocks of threads along row groups (x), column groups (y) and matrices (z), each
-axis in strides of the grid, so that any grid is right. In the tcgen layout rows and columns go on to the end of the
-last tile, so that padding gets its zero.
+One thread takes a piece of 16 columns; two of them make a block of an MX format and find its
+maximum together. Threads lie along the columns (x) and rows (y), blocks of threads along row groups
+(x), column groups (y) and matrices (z), each axis in strides of the grid, so that any grid is
+right. In the tcgen layout rows and columns go on to the end of the last tile, so that padding gets
+its zero.
 
-Constraints: columns is a multiple of the format's block; for the MX formats blockDim.x is even; with ENCODE "row_amax"
-blockDim.x is a power of two up to 32 and gridDim.y is 1. With ALIGNED, x, its strides and codes are multiples of 16
-bytes. Rows, columns and strides may be as large as memory: all index arithmetic has 64 bits.
+Constraints: columns is a multiple of the format's block; for the MX formats blockDim.x is even;
+with ENCODE "row_amax" blockDim.x is a power of two up to 32 and gridDim.y is 1. With ALIGNED, x,
+its strides and codes are multiples of 16 bytes. Rows, columns and strides may be as large as
+memory: all index arithmetic has 64 bits.
 
-Compile-time constants beside those of ``elements`` and ``scales``: LAYOUT, and ENCODE, where the encode scale g comes
-from: "none" (1), "scalar" (a parameter), "array" (one in memory), "batch" (one a matrix), "row" (one a row), "amax" (from
-the maximum that the kernel ``amax`` left in decode_scale), "row_amax" (from the row, here).
+Compile-time constants beside those of ``elements`` and ``scales``: LAYOUT, and ENCODE, where the
+encode scale g comes from: "none" (1), "scalar" (a parameter), "array" (one in memory), "batch" (one
+a matrix), "row" (one a row), "amax" (from the maximum that the kernel ``amax`` left in
+decode_scale), "row_amax" (from the row, here).
 """
 
 from __future__ import annotations
@@ -65,7 +68,7 @@ def row_amax(x, at, columns, mask):
 
 
 def quantize_piece(x, x_at, read, codes, codes_at, write, c, r, mask):
-    """Quantise a piece and return its scale byte: zeros where not `read`, codes only where `write`."""
+    """Quantise a piece, zeros where not `read`; codes where `write`; return its scale byte."""
     if read:
         v = load8(x, x_at)
         w = load8(x, x_at + 8)
@@ -82,7 +85,7 @@ def quantize_piece(x, x_at, read, codes, codes_at, write, c, r, mask):
 
 
 def must_quantize(mask, row_has_codes):
-    """Whether this thread quantises in its present row; the threads of a block of elements agree."""
+    """Whether this thread quantises in its row; the threads of a block of elements agree."""
     if SCALE == "e4m3":
         return row_has_codes
     else:
@@ -217,7 +220,7 @@ def amax_clear(decode_scale):
 
 
 def amax(x, decode_scale, rows, columns, batches, row_stride, batch_stride):
-    """Leave the largest magnitude of x in decode_scale, NaN if there is one: any order gives the same."""
+    """Leave the largest magnitude of x in decode_scale, NaN if there is one, in any order."""
     largest = ZERO
     batch = cuda.blockIdx.z + 0
     while batch < batches:

@@ -1,0 +1,13 @@
+"""Kernels run on the simulated machine."""
+
+from __future__ import annotations
+
+import pytest
+
+from .simulated import Simulated
+
+
+@pytest.fixture
+def run() -> Simulated:
+    """A runner with every check of the simulated machine."""
+    return Simulated()
