@@ -453,7 +453,6 @@ def _simulate(launches: Iterable[Launch], buffers: Mapping[str, Buffer], machine
             else:
                 _bits(given, kind, launch.program.label)
                 args.append(np.float32(given) if kind == "f32" else int(given))
-        more = {} if launch.cluster == (1, 1, 1) else {"cluster": launch.cluster}
         machine.run(
             _simulated(launch.program),
             launch.grid,
@@ -461,7 +460,7 @@ def _simulate(launches: Iterable[Launch], buffers: Mapping[str, Buffer], machine
             launch.shared_bytes,
             args,
             name=launch.program.label,
-            **more,
+            cluster=launch.cluster,
         )
 
 
