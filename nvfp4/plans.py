@@ -10,9 +10,11 @@ from __future__ import annotations
 import functools
 from typing import Any
 
+from .architectures import capability
 from .formats import FORMATS, BlockFormat
 from .kernels.dequantize import DEQUANTIZE, GROUPED_DEQUANTIZE
 from .kernels.grouped_quantize import GROUPED_QUANTIZE
+from .kernels.grouped_stream import GROUPED_STREAM
 from .kernels.interleave import DEINTERLEAVE, INTERLEAVE
 from .kernels.quantize import AMAX, AMAX_CLEAR, AMAX_FINISH, QUANTIZE
 from .kernels.quantize_stream import QUANTIZE_STREAM
@@ -129,7 +131,7 @@ def quantize(
     args = ("x", "codes", "scales", pointer, number, "decode_scale", *shape)
     main = Launch(QUANTIZE.program(**constants, ENCODE=encode), grid, block, 0, args)
     if aligned and encode != "row_amax" and not reference:
-        main = _stream(fmt, constants, args[:6], encode, *shape) or main
+        main = _stream(arch, fmt, constants, args[:6], encode, *shape) or main
     if encode != "amax":
         return (main,)
     block = block_for(columns // PIECE, rows)
@@ -146,11 +148,15 @@ def quantize(
     )
 
 
+#: Blocks that fill a large card several times over.
+_ENOUGH_BLOCKS = 6000
+
 #: Pieces of 16 elements up to which one row a thread is faster than two: more threads at once.
 _FEW_PIECES = 400_000
 
 
 def _stream(
+    arch: str,
     fmt: BlockFormat,
     constants: dict[str, Any],
     buffers: tuple[str | float, ...],
@@ -281,8 +287,69 @@ def grouped_quantize(
         expert_limit(experts),
         tiles or 0,
     )
+    if aligned and encode != "row_amax" and not has_tile_starts:
+        itemsize = 4 if dtype == "float32" else 2
+        facts = (input_rows, rows, groups, expert_limit(experts))
+        stream = _grouped_stream(
+            arch, fmt, constants, encode, args, facts, columns, row_stride * itemsize, tiles or 0
+        )
+        if stream is not None:
+            return (stream,)
     program = GROUPED_QUANTIZE.program(**constants, ENCODE=encode)
     return (Launch(program, (down, beside, 1), block, 0, args),)
+
+
+def _grouped_stream(
+    arch: str,
+    fmt: BlockFormat,
+    constants: dict[str, Any],
+    encode: str,
+    args: tuple[str | float, ...],
+    facts: tuple[int, int, int, int],
+    columns: int,
+    row_bytes: int,
+    tiles: int,
+) -> Launch | None:
+    """The grouped quantiser at memory speed, where it takes this shape."""
+    _, rows, groups, _ = facts
+    tcgen = constants["LAYOUT"] == "tcgen"
+    down = allocated_tiles(rows, groups)
+    pieces = columns // PIECE
+    all_pieces = _padded_pieces(fmt, columns, constants["LAYOUT"])
+    chunks = ceil_div(pieces, 64)
+    split = 1
+    while split < 16 and down * chunks * split < _ENOUGH_BLOCKS:
+        split *= 2
+    if not (
+        0 < rows < 1 << 31
+        and 0 < groups <= 1024
+        and pieces
+        and down * split < MAX_YZ
+        and 0 <= row_bytes < 1 << 32
+        and (not tcgen or tiles == down)
+    ):
+        return None
+    across = all_pieces * PIECE // fmt.block // (TILE_BLOCKS if tcgen else 1)
+    wide = constants["INPUT"] == "float32"
+    resident = 8 if wide else 10 if fmt.scale == "e4m3" else 12
+    program = GROUPED_STREAM.program(
+        **constants, ENCODE=encode, PAIRS=16 // split, BLOCKS_PER_SM=resident
+    )
+    sizes = (pieces, all_pieces, row_bytes, columns // fmt.codes_per_byte, across, tiles)
+    buffers = (*args[:6], *args[7:10])
+    return Launch(
+        program,
+        (chunks, down * split, 1),
+        (128, 1, 1),
+        0,
+        (*buffers, *facts, *sizes),
+        programmatic=_has_dependent_launch(arch),
+    )
+
+
+def _has_dependent_launch(arch: str) -> bool:
+    """Whether kernels may start before the ones they depend on have ended (sm_90 on)."""
+    return capability(arch)[0] >= 9
 
 
 @functools.lru_cache(maxsize=1024)

@@ -274,6 +274,13 @@ def st_global_v2_u32_if(pointer, index, a, b, condition):
         pointer.store(index, 8, _joined(a, b))
 
 
+@instruction("void(ptr, i64, u32, u32, u32, u32, bool)")
+def st_global_v4_u32_if(pointer, index, a, b, c, d, condition):
+    """Store sixteen bytes where the condition holds: a predicate; `if` could become a branch."""
+    if condition:
+        pointer.store(index, 16, _joined(a, b, c, d))
+
+
 def _predicated(target: Instruction, kind: str, count: int) -> None:
     values = ", ".join(f"${i + 2}" for i in range(count))
     operands = "{" + values + "}" if count > 1 else values
@@ -293,6 +300,7 @@ def _predicated(target: Instruction, kind: str, count: int) -> None:
 
 _predicated(st_global_u8_if, "u8", 1)
 _predicated(st_global_v2_u32_if, "u32", 2)
+_predicated(st_global_v4_u32_if, "u32", 4)
 _stores(st_global_u8, "u8", 1)
 _stores(st_global_u16, "u16", 1)
 _stores(st_global_u32, "u32", 1)
