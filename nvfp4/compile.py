@@ -97,6 +97,11 @@ def _compile(program: Program, arch: str, *, ptx: bool) -> tuple[Binary, str]:
         cubin, log = _link(code, arch, "cubin")
         text = _link(code, arch, "ptx")[0].rstrip(b"\0").decode() if ptx else ""
     except Exception as error:
+        if type(error).__name__ == "DynamicLibNotFoundError":  # of cuda.pathfinder, by Numba
+            raise ToolchainError(
+                f"compiling a kernel needs a CUDA library: {str(error).splitlines()[0]}; install it "
+                "with: pip install 'nvfp4[compile]'"
+            ) from error
         error.add_note(f"while compiling {program.label} for {arch}")
         raise
     binary = read_cubin(program.label, arch, cubin, log)

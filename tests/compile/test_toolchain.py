@@ -6,8 +6,8 @@ from collections.abc import Iterator
 
 import pytest
 
+from nvfp4 import _numba, toolchain
 from nvfp4 import compile as compiler
-from nvfp4 import toolchain
 from nvfp4.errors import ToolchainError
 
 from .programs import program
@@ -120,3 +120,25 @@ def test_a_compiler_that_is_nowhere_has_no_version(monkeypatch: pytest.MonkeyPat
     monkeypatch.setitem(sys.modules, "cuda.pathfinder", None)
     monkeypatch.delattr("cuda.pathfinder", raising=False)
     assert set(dict(toolchain.installed()).values()) == {None}
+
+
+def test_a_missing_numba_cuda_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    _numba.numba_cuda.cache_clear()
+    monkeypatch.setitem(sys.modules, "numba", None)
+    try:
+        with pytest.raises(ToolchainError, match=r"pip install 'numba-cuda>=0\.30\.4,<0\.31'"):
+            compiler.build(program(), "sm_90a")
+    finally:
+        _numba.numba_cuda.cache_clear()
+
+
+def test_a_cuda_library_that_numba_does_not_find_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    from cuda.pathfinder import DynamicLibNotFoundError
+
+    def fail(*_: object, **__: object) -> None:
+        raise DynamicLibNotFoundError("Failure finding libnvrtc.so.13\n  listdir(...)")
+
+    monkeypatch.setattr(_numba, "compile_to_ltoir", fail)
+    message = r"needs a CUDA library: Failure finding libnvrtc.*pip install 'nvfp4\[compile\]'"
+    with pytest.raises(ToolchainError, match=message):
+        compiler.build(program(), "sm_90a")
