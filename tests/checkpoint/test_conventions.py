@@ -317,6 +317,10 @@ MISFITS: dict[str, tuple[dict[str, np.ndarray], str]] = {
         {"m.weight_packed": U8, "m.weight_scale": np.zeros((8, 2), F8),
          "m.weight_global_scale": G}, "do not belong",
     ),
+    "one axis": (
+        {"m.weight_packed": U8[0], "m.weight_scale": S16[0], "m.weight_global_scale": G},
+        "must have two axes",
+    ),
     "swizzled scales": (
         {"m.weight_packed": U8, "m.weight_scale": np.zeros((128, 4), F8),
          "m.weight_global_scale": G}, "do not belong",
