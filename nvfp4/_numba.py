@@ -130,12 +130,57 @@ def numba_type(name: str) -> Any:
     """Numba's type for a kernel's parameter (``"u8*"``, ``"i64"``) or an instruction's."""
     from numba.core import types
 
+    if name in ("f16*", "bf16*"):
+        return _half_pointer(name)
     if name.endswith("*"):
         element = {"u8": types.uint8, "u16": types.uint16, "u32": types.uint32, "u64": types.uint64}
         element |= {"i32": types.int32, "i64": types.int64, "f32": types.float32}
         return types.CPointer(element[name[:-1]])
     scalar, count = split_tuple(name)
     return types.UniTuple(_scalar_type(scalar), count) if count else _scalar_type(scalar)
+
+
+@functools.cache
+def _half_pointer_class() -> Any:
+    """The type of pointers to 16-bit floats, whose elements are read as float32, exactly.
+
+    Numba's own bfloat16 needs a library linked in.
+    """
+    import operator
+
+    from llvmlite import ir
+    from numba.core import types
+    from numba.cuda.cudaimpl import lower  # type: ignore[attr-defined]
+    from numba.cuda.descriptor import cuda_target
+
+    class HalfPointer(types.CPointer):  # type: ignore[misc]
+        def __init__(self, name: str) -> None:
+            super().__init__(types.float32)
+            self.name = name
+
+        @property
+        def key(self) -> str:
+            return str(self.name)
+
+    @lower(operator.getitem, HalfPointer, types.Integer)  # type: ignore[untyped-decorator]
+    def read(_context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
+        word, index = ir.IntType(16), arguments[1]
+        element = builder.gep(builder.bitcast(arguments[0], word.as_pointer()), [index])
+        value = builder.load(element)
+        if signature.args[0].name == "f16*":
+            return builder.fpext(builder.bitcast(value, ir.HalfType()), ir.FloatType())
+        wide = builder.shl(builder.zext(value, ir.IntType(32)), ir.Constant(ir.IntType(32), 16))
+        return builder.bitcast(wide, ir.FloatType())
+
+    manager = cuda_target.target_context.data_model_manager
+    manager.register(HalfPointer, type(manager[types.CPointer(types.float32)]))
+    return HalfPointer
+
+
+@functools.cache
+def _half_pointer(name: str) -> Any:
+    """``"f16*"`` or ``"bf16*"`` as Numba's type."""
+    return _half_pointer_class()(name)
 
 
 def intrinsic_of(instruction: Instruction, cc: tuple[int, int]) -> Any:

@@ -430,7 +430,7 @@ def _missing(error: KeyError, launch: Launch, buffers: Mapping[str, Buffer]) -> 
 
 
 def _simulate(launches: Iterable[Launch], buffers: Mapping[str, Buffer], machine: Any) -> None:
-    from .sim import GlobalPointer
+    from .sim import pointer_to
 
     for launch in launches:
         if launch.empty:
@@ -449,7 +449,7 @@ def _simulate(launches: Iterable[Launch], buffers: Mapping[str, Buffer], machine
                     raise _missing(error, launch, buffers) from None
             if kind.endswith("*"):
                 memory = np.empty(0, np.uint8) if given is None else host(given)
-                args.append(GlobalPointer(memory, kind[:-1], name))
+                args.append(pointer_to(memory, kind[:-1], name))
             else:
                 _bits(given, kind, launch.program.label)
                 args.append(np.float32(given) if kind == "f32" else int(given))

@@ -398,7 +398,14 @@ def grouped_matmul(
 # Kernels -----------------------------------------------------------------------------------------
 
 #: Parameter type of an array of an epilogue, by its dtype.
-EPILOGUE_TYPES = {"float32": "f32*", "int32": "i32*", "int64": "i64*", "uint8": "u8*"}
+EPILOGUE_TYPES = {
+    "float32": "f32*",
+    "float16": "f16*",
+    "bfloat16": "bf16*",
+    "int32": "i32*",
+    "int64": "i64*",
+    "uint8": "u8*",
+}
 #: Arrays that an epilogue may have.
 EPILOGUE_ARRAYS = 4
 

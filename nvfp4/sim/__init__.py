@@ -26,7 +26,7 @@ from .facade import cuda
 from .launch import AsyncOperation
 from .location import model
 from .machine import Machine, current_machine, default_machine, simulate
-from .memory import GlobalMemory, GlobalPointer
+from .memory import GlobalMemory, GlobalPointer, pointer_to
 from .order import Clock, fence
 from .shared import SharedMemory
 from .thread import Thread
@@ -62,6 +62,7 @@ __all__ = [
     "default_machine",
     "fence",
     "model",
+    "pointer_to",
     "simulate",
     "this_thread",
 ]

@@ -309,6 +309,36 @@ class GlobalPointer:
         return start
 
 
+class HalfPointer(GlobalPointer):
+    """A kernel's pointer to float16 or bfloat16 (``"f16*"``, ``"bf16*"``): read as float32.
+
+    For arrays of epilogues, which only read them.
+    """
+
+    __slots__ = ("_format",)
+
+    def __init__(self, array: np.ndarray, dtype: str, name: str = "buffer") -> None:
+        super().__init__(array, "u16", name)
+        self._format = dtype
+
+    def __getitem__(self, index: int) -> Any:
+        bits = super().__getitem__(index)
+        if self._format == "bf16":
+            return np.uint32(bits << 16).view(np.float32)
+        return np.float32(np.uint16(bits).view(np.float16))
+
+    def __setitem__(self, index: int, value: Any) -> None:
+        raise InvalidOperand(
+            f"{self.name} is of type {self._format}*, which can only be read", buffer=self.name
+        )
+
+
+def pointer_to(array: np.ndarray, dtype: str, name: str = "buffer") -> GlobalPointer:
+    """A kernel's pointer of type `dtype`, such as ``"u8"`` or ``"bf16"``, to an array."""
+    kind = HalfPointer if dtype in ("f16", "bf16") else GlobalPointer
+    return kind(array, dtype, name)
+
+
 class GlobalMemory:
     """All buffers of a launch, by address."""
 

@@ -124,6 +124,8 @@ ARRAYS = (
     np.arange(250, 256, dtype=np.uint8),
 )
 
+HALVES = rng(17).standard_normal(6) * 1e-6
+
 EPILOGUES = {
     "bias": epilogues.bias(rng(18).random(6, np.float32)),
     "row scale": epilogues.row_scale(rng(19).random(3, np.float32)),
@@ -132,6 +134,8 @@ EPILOGUES = {
     "swiglu": epilogues.swiglu(),
     "gpt-oss": epilogues.swiglu(1.702, 1.0, 7.0, halves=False),
     "four arrays": Epilogue(mixed, *ARRAYS),
+    "float16": epilogues.bias(HALVES.astype(np.float16)),
+    "bfloat16": epilogues.bias(HALVES.astype(ml_dtypes.bfloat16)),
 }
 
 
