@@ -78,6 +78,8 @@ class Output:
             raise CheckpointError(
                 f"{printable(path)} is the checkpoint that is read, or inside it, or around it"
             )
+        if overwrite and path.is_dir():
+            _check_replaceable(path)
         if os.path.lexists(path) and not overwrite:
             if path.is_dir() and not self.single and not any(path.iterdir()):
                 return
@@ -219,6 +221,18 @@ class Output:
         if self._lock is not None:
             self._lock.close()
             self._lock = None
+
+
+def _check_replaceable(folder: Path) -> None:
+    """What --overwrite may remove: a checkpoint or an empty folder, not somebody's home."""
+    cwd = Path.cwd()
+    if folder.resolve() == cwd or folder.resolve() in cwd.parents:
+        raise CheckpointError(f"{printable(folder)} holds the present working folder")
+    if any(folder.iterdir()) and not any(folder.glob("*.safetensors")):
+        raise CheckpointError(
+            f"{printable(folder)} is no checkpoint (it holds no .safetensors file): --overwrite "
+            "does not remove it"
+        )
 
 
 def _is_ours(name: str) -> bool:

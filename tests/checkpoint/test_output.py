@@ -205,6 +205,22 @@ def test_a_foreign_folder_under_the_working_name_is_not_touched(toy: Path, tmp_p
     assert (tmp_path / "out.partial" / "thesis.txt").read_text() == "years of work"
 
 
+def test_overwrite_removes_checkpoints_only(
+    toy: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    home = tmp_path / "home"
+    home.mkdir()
+    (home / "thesis.txt").write_text("years of work")
+    with pytest.raises(CheckpointError, match="is no checkpoint"):
+        quantize(toy, home, device="cpu", overwrite=True)
+    (home / "a.safetensors").write_bytes(b"")
+    (home / "deep").mkdir()
+    monkeypatch.chdir(home / "deep")
+    with pytest.raises(CheckpointError, match="holds the present working folder"):
+        quantize(toy, home, device="cpu", overwrite=True)
+    assert (home / "thesis.txt").read_text() == "years of work"
+
+
 def test_two_runs_at_the_same_result_exclude_one_another(toy: Path, tmp_path: Path) -> None:
     first = Output(tmp_path / "out", toy)
     first.begin("plan")
