@@ -14,7 +14,7 @@ from types import ModuleType
 from typing import Any
 
 from .errors import ToolchainError
-from .ptx.instruction import Instruction, split_tuple
+from .ptx.instruction import ANY, Instruction, split_tuple
 
 
 class _CudaPlaceholder:
@@ -55,13 +55,12 @@ def numba_cuda() -> ModuleType:
         )
     try:
         from numba import cuda as module
+        from numba.cuda import lowering  # plain numba has a numba.cuda too, without it
     except ImportError as error:
         raise ToolchainError(
             "compiling a kernel needs numba-cuda; install it with: "
             "pip install 'numba-cuda>=0.30.4,<0.31'"
         ) from error
-    from numba.cuda import lowering
-
     lowering.Lower._find_singly_assigned_variable = _find_singly_assigned_variable
     return module
 
@@ -209,7 +208,7 @@ def _make_intrinsic(instruction: Instruction, lowering: Any) -> Any:
     from numba.core.errors import TypingError
     from numba.cuda.extending import _intrinsic  # type: ignore[attr-defined]
 
-    result, count = split_tuple(instruction.result)
+    result, result_count = split_tuple(instruction.result)
     llvm = {
         "bool": ir.IntType(1),
         "u16": ir.IntType(16),
@@ -229,8 +228,8 @@ def _make_intrinsic(instruction: Instruction, lowering: Any) -> Any:
             return given if isinstance(given, types.Literal) else None
         scalar, number = split_tuple(kind)
         if number:
-            fits = isinstance(given, types.BaseTuple) and len(given) == number
-            return types.UniTuple(_scalar_type(scalar), number) if fits else None
+            fits = isinstance(given, types.BaseTuple) and number in (ANY, len(given))
+            return types.UniTuple(_scalar_type(scalar), len(given)) if fits else None
         wanted = _scalar_type(scalar)
         if kind == "f32":
             return wanted if given in (types.float32,) else None
@@ -246,7 +245,13 @@ def _make_intrinsic(instruction: Instruction, lowering: Any) -> Any:
             accepts(kind, argument)
             for kind, argument in zip(instruction.parameters, given, strict=False)
         )
-        if len(given) != len(instruction.parameters) or None in wanted:
+        lengths = {
+            len(kind)
+            for kind, text in zip(wanted, instruction.parameters, strict=False)
+            if kind is not None and split_tuple(text)[1] == ANY
+        }
+        fit = len(given) == len(instruction.parameters) and None not in wanted
+        if not fit or len(lengths) > 1:
             raise TypingError(
                 f"{instruction.name} takes ({', '.join(instruction.parameters)}); "
                 f"got ({', '.join(map(str, given))})"
@@ -258,12 +263,19 @@ def _make_intrinsic(instruction: Instruction, lowering: Any) -> Any:
             )
             if kind == "imm"
         }
-        signature = numba_type(instruction.result)(*wanted)
+        count = result_count
+        if count == ANY:
+            count = lengths.pop() if lengths else immediates["count"]
+        returned_type = types.UniTuple(_scalar_type(result), count) if count else None
+        signature = (returned_type or numba_type(result))(*wanted)
 
         def codegen(context: Any, builder: Any, _sig: Any, arguments: Any) -> Any:
             operands, classes = [], []
-            for kind, _, value in zip(instruction.parameters, wanted, arguments, strict=True):
+            for kind, given_type, value in zip(
+                instruction.parameters, wanted, arguments, strict=True
+            ):
                 scalar, number = split_tuple(kind)
+                number = len(given_type) if number == ANY else number
                 if kind == "imm":
                     continue
                 parts = (

@@ -8,7 +8,9 @@ made through a builder.
 Signatures are text, ``"u32(u32, f32)"``. Types: ``i32 u32 i64 u64 u16 f32 bool``, ``ptr`` (a
 kernel's typed pointer, of any element type), ``void``, and ``u32x4`` (a tuple of four), for any
 count. A parameter named as ``imm`` is a compile-time integer or string: it is not passed to the
-code, but to the lowering as text or to the builder as a value.
+code, but to the lowering as text or to the builder as a value. ``f32xN`` is a tuple of any length:
+all tuples of that kind in one call are equally long, and where no parameter is one, the immediate
+called `count` says how long the result is.
 """
 
 from __future__ import annotations
@@ -20,7 +22,10 @@ from dataclasses import dataclass, field
 from typing import Any
 
 SCALAR_TYPES = ("bool", "u16", "i32", "u32", "i64", "u64", "f32", "ptr", "imm", "void")
-_TUPLE = re.compile(r"^(u16|i32|u32|i64|u64|f32|bool)x(\d+)$")
+_TUPLE = re.compile(r"^(u16|i32|u32|i64|u64|f32|bool)x(\d+|N)$")
+
+#: The count of a tuple of any length, in :func:`split_tuple`.
+ANY = -1
 _SIGNATURE = re.compile(r"^\s*(\w+)\s*\((.*)\)\s*$")
 
 
@@ -33,9 +38,11 @@ def _check_type(text: str) -> str:
 
 
 def split_tuple(text: str) -> tuple[str, int]:
-    """``"u32x4"`` -> ``("u32", 4)``; a scalar type -> ``(type, 0)``."""
+    """``"u32x4"`` -> ``("u32", 4)``; ``"u32xN"`` -> ``("u32", ANY)``; scalar -> ``(type, 0)``."""
     match = _TUPLE.match(text)
-    return (match.group(1), int(match.group(2))) if match else (text, 0)
+    if match is None:
+        return text, 0
+    return match.group(1), ANY if match.group(2) == "N" else int(match.group(2))
 
 
 def parse_signature(text: str) -> tuple[str, tuple[str, ...]]:
@@ -66,6 +73,8 @@ class Lowering:
         moved or removed.
     min_cc
         Smallest compute capability, ``(8, 0)``.
+    below
+        The first compute capability that has it no more; None: all later ones have it.
     """
 
     asm: str | None = None
@@ -73,6 +82,7 @@ class Lowering:
     constraints: str | None = None
     memory: bool = False
     min_cc: tuple[int, int] = (0, 0)
+    below: tuple[int, int] | None = None
 
 
 @dataclass(eq=False)
@@ -102,14 +112,15 @@ class Instruction:
         constraints: str | None = None,
         memory: bool = False,
         min_cc: tuple[int, int] = (0, 0),
+        below: tuple[int, int] | None = None,
     ) -> Any:
         """Add a lowering: give `asm`, or decorate a builder function with it."""
         if asm is not None:
-            self.lowerings.append(Lowering(asm, None, constraints, memory, min_cc))
+            self.lowerings.append(Lowering(asm, None, constraints, memory, min_cc, below))
             return None
 
         def decorate(build: Callable[..., Any]) -> Callable[..., Any]:
-            self.lowerings.append(Lowering(None, build, None, memory, min_cc))
+            self.lowerings.append(Lowering(None, build, None, memory, min_cc, below))
             return build
 
         return decorate
@@ -128,7 +139,11 @@ class Instruction:
 
     def lowering_for(self, cc: tuple[int, int]) -> Lowering | None:
         """The lowering with the largest `min_cc` that `cc` satisfies; None where there is none."""
-        fitting = [low for low in self.lowerings if low.min_cc <= cc[:2]]
+        fitting = [
+            low
+            for low in self.lowerings
+            if low.min_cc <= cc[:2] and (low.below is None or cc[:2] < low.below)
+        ]
         return max(fitting, key=lambda low: low.min_cc) if fitting else None
 
 
@@ -140,6 +155,7 @@ def instruction(
     constraints: str | None = None,
     memory: bool = False,
     min_cc: tuple[int, int] = (0, 0),
+    below: tuple[int, int] | None = None,
 ) -> Callable[[Callable[..., Any]], Instruction]:
     """Make an :class:`Instruction` of the decorated model.
 
@@ -147,7 +163,7 @@ def instruction(
     ----------
     signature
         ``"result(parameters)"`` in the types of the module's docstring.
-    asm, build, constraints, memory, min_cc
+    asm, build, constraints, memory, min_cc, below
         The first lowering, see :class:`Lowering`. Without `asm` and `build` add one with
         :meth:`Instruction.lowering`.
     """
@@ -163,7 +179,7 @@ def instruction(
             )
         made = Instruction(model.__name__, result, parameters, names, model)
         if asm is not None or build is not None:
-            made.lowerings.append(Lowering(asm, build, constraints, memory, min_cc))
+            made.lowerings.append(Lowering(asm, build, constraints, memory, min_cc, below))
         return made
 
     return decorate

@@ -148,3 +148,59 @@ def atomic(builder: Any, ir: Any, name: str, address: Any, values: list[Any], re
     kind = values[0].type
     letter = _register_class(ir, kind)
     return _call(builder, ir, f"{name} $0, [$1], {operands};", kind, [letter], [address, *values])
+
+
+# Instructions of a whole warp --------------------------------------------------------------------
+
+
+def together(
+    builder: Any,
+    ir: Any,
+    text: str,
+    outputs: str,
+    operands: list[Any],
+    *,
+    tied: int = 0,
+    memory: bool = False,
+) -> list[Any]:
+    """Inline PTX that the lanes of a warp execute together: LLVM may not move it under a condition.
+
+    Parameters
+    ----------
+    text
+        ``$0``... are the outputs, then the operands.
+    outputs
+        Register class of each output: ``"ffff"``.
+    operands
+        Values.
+    tied
+        So many of the first operands are in the registers of the first outputs.
+    memory
+        Whether it reads or writes memory, or has another effect.
+    """
+    kinds = {"f": ir.FloatType(), "r": ir.IntType(32), "l": ir.IntType(64)}
+    classes = ["=" + letter for letter in outputs]
+    classes += [str(place) for place in range(tied)]
+    classes += [_register_class(ir, operand.type) for operand in operands[tied:]]
+    if memory:
+        classes.append("~{memory}")
+    results = [kinds[letter] for letter in outputs]
+    kind = ir.VoidType()
+    if results:
+        kind = results[0] if len(results) == 1 else ir.LiteralStructType(results)
+    function = ir.FunctionType(kind, [operand.type for operand in operands])
+    code = ir.InlineAsm(function, text, ",".join(classes), side_effect=memory)
+    made = builder.call(code, operands, attrs=("convergent", "nounwind"))
+    if len(results) == 1:
+        return [made]
+    return [builder.extract_value(made, place) for place in range(len(results))]
+
+
+def registers(first: int, count: int) -> str:
+    """``{$first, ...}``: a vector of `count` operands of inline PTX."""
+    return "{" + ", ".join(f"${first + place}" for place in range(count)) + "}"
+
+
+def flag(builder: Any, ir: Any, value: Any) -> Any:
+    """A bool as a 32-bit operand of inline PTX."""
+    return builder.zext(value, ir.IntType(32))

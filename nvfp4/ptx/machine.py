@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 _this_thread: Any = None
+_engines: Any = None
 
 
 def thread() -> Any:
@@ -15,3 +16,13 @@ def thread() -> Any:
 
         _this_thread = this_thread
     return _this_thread()
+
+
+def engines() -> Any:
+    """What the simulated machine does asynchronously (``nvfp4.sim.engines``)."""
+    global _engines
+    if _engines is None:
+        from ..sim import engines
+
+        _engines = engines
+    return _engines

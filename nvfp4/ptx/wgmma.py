@@ -1,0 +1,273 @@
+"""Matrix products of a warpgroup (wgmma, sm_90a).
+
+A warpgroup is four warps, the first a multiple of 4; all its 128 threads execute each instruction
+here. A product is D = A B + D with A 64 x K, B K x N, K = 16 for 16-bit elements and 32 for bytes,
+and N a multiple of 8 up to 256. `acc` holds a thread's N / 2 accumulators, so its length says N: with
+warp w, g = lane / 4 and t = lane % 4 of the warpgroup, ``acc[4j]`` and ``acc[4j + 1]`` are row
+16w + g, columns 8j + 2t and the next, ``acc[4j + 2]`` and ``acc[4j + 3]`` those of row 16w + g + 8.
+A comes from shared memory (``_ss``) or registers (``_rs``: of each warp's 16 rows, as in ``mma``), B
+from shared memory, K-major, by a descriptor: see :func:`wgmma_descriptor`.
+
+The order of things::
+
+    acc = wgmma_zeros(N // 2)
+    wgmma_fence()                      # after anything else touched `acc` or the registers of A
+    acc = wgmma_ss_bf16(acc, a, b, False)       # False: D = A B
+    acc = wgmma_ss_bf16(acc, a + 2, b + 2, True)  # 32 bytes on along K
+    wgmma_commit_group()
+    acc = wgmma_wait(acc, 0)           # `acc` can be used; so can the shared memory
+
+``wgmma_wait`` hands the accumulators through, so that no compiler uses them earlier; other
+accumulators in flight are handed through ``wgmma_keep`` behind it. Before it they may only go into
+products of the same shape. What threads stored to shared memory needs ``fence_proxy_async_shared``
+before the barrier that leads here.
+
+The models compute exact products, sum those of an instruction and D in float64, and round once:
+right where partial sums are exact in float32; the card's order and rounding are open. Source: PTX
+ISA, ``wgmma``, matrix descriptors, ``setmaxnreg``.
+"""
+
+from __future__ import annotations
+
+from . import lower
+from .instruction import instruction
+from .machine import engines, thread
+from .rounding import bits_of, float_of
+
+_HOPPER = {"min_cc": (9, 0), "below": (10, 0)}
+
+#: Bits 63:62 of a descriptor for each width of the swizzle in bytes, 0 for none.
+SWIZZLE_CODES = {128: 1, 64: 2, 32: 3, 0: 0}
+
+
+# Descriptors -------------------------------------------------------------------------------------
+
+
+def _descriptor_bits(swizzle, leading, stride):
+    if swizzle not in SWIZZLE_CODES:
+        raise ValueError(f"swizzle must be one of 128, 64, 32, 0; got {swizzle!r}")
+    for name, value in (("leading", leading), ("stride", stride)):
+        if value % 16 or not 0 <= value < 1 << 18:
+            raise ValueError(f"{name} must be a multiple of 16 below 2^18; got {value!r}")
+    bits = SWIZZLE_CODES[swizzle] << 62 | stride >> 4 << 32 | leading >> 4 << 16
+    return bits - (1 << 64) if bits >> 63 else bits
+
+
+@instruction("i64(u32, imm, imm, imm)")
+def wgmma_descriptor(address, swizzle, leading, stride):
+    """The descriptor of a K-major operand in shared memory at `address`, as 64 bits.
+
+    `swizzle` is 128, 64 or 32: rows (of M or N) of so many bytes along K, as a tensor copy with
+    that swizzle leaves them, 8 rows to an atom, `stride` bytes from one group of 8 rows to the
+    next (8 * swizzle where they follow each other), `leading` unused (16). The tile begins at a
+    multiple of 8 * swizzle; adding 2 to the descriptor goes on by 32 bytes along K. Without
+    swizzle (0), 8 rows of 16 bytes are contiguous, `leading` bytes apart along K and `stride`
+    along M or N.
+    """
+    bits = _descriptor_bits(swizzle, leading, stride)
+    return bits | (address & 0x3FFFF) >> 4
+
+
+@wgmma_descriptor.lowering()
+def _wgmma_descriptor(builder, ir, arguments, swizzle, leading, stride):
+    word, long = ir.IntType(32), ir.IntType(64)
+    start = builder.and_(arguments[0], ir.Constant(word, 0x3FFFF))
+    start = builder.zext(builder.lshr(start, ir.Constant(word, 4)), long)
+    return builder.or_(start, ir.Constant(long, _descriptor_bits(swizzle, leading, stride)))
+
+
+# Order -------------------------------------------------------------------------------------------
+
+
+@instruction("void()", asm="wgmma.fence.sync.aligned;", memory=True, **_HOPPER)
+def wgmma_fence():
+    """Order other uses of the registers of A and D before the products that follow."""
+    engines().wgmma_fence(thread())
+
+
+@instruction("void()", asm="wgmma.commit_group.sync.aligned;", memory=True, **_HOPPER)
+def wgmma_commit_group():
+    """Close the group of the products issued since the last."""
+    engines().wgmma_commit(thread())
+
+
+@instruction("void(imm)", asm="wgmma.wait_group.sync.aligned {pending};", memory=True, **_HOPPER)
+def wgmma_wait_group(pending):
+    """Wait until at most `pending` groups are not complete; hand accumulators on by `wgmma_keep`."""
+    engines().wgmma_wait(thread(), pending)
+
+
+@instruction("f32xN(f32xN, imm)")
+def wgmma_wait(acc, pending):
+    """Wait until at most `pending` groups are not complete; the accumulators."""
+    engines().wgmma_wait(thread(), pending)
+    return engines().wgmma_values(acc)
+
+
+@instruction("f32xN(f32xN)")
+def wgmma_keep(acc):
+    """The accumulators, which no use of the result can be moved ahead of; no code."""
+    return engines().wgmma_values(acc)
+
+
+@instruction("f32xN(imm)")
+def wgmma_zeros(count):
+    """`count` zeros, for accumulators: half of N."""
+    return (float_of(0),) * count
+
+
+@wgmma_wait.lowering(memory=True, **_HOPPER)
+def _wgmma_wait(builder, ir, arguments, pending):
+    count = len(arguments)
+    text = f"wgmma.wait_group.sync.aligned {pending};"
+    return lower.together(builder, ir, text, "f" * count, arguments, tied=count, memory=True)
+
+
+@wgmma_keep.lowering(memory=True)
+def _wgmma_keep(builder, ir, arguments):
+    count = len(arguments)
+    return lower.together(builder, ir, "", "f" * count, arguments, tied=count, memory=True)
+
+
+@wgmma_zeros.lowering()
+def _wgmma_zeros(builder, ir, arguments, count):
+    return [ir.Constant(ir.FloatType(), 0.0)] * count
+
+
+# Products ----------------------------------------------------------------------------------------
+
+
+def _lower_product(target, kind, from_registers):
+    """Operands: the accumulators, A (four registers or a descriptor), B's descriptor, accumulate."""
+    depth = 32 if kind in ("e4m3", "e5m2") else 16
+
+    def build(builder, ir, arguments):
+        size_a = 4 if from_registers else 1
+        count = len(arguments) - size_a - 2
+        if count % 4 or not 4 <= count <= 128:
+            raise ValueError(
+                f"{target.name}: a product has 4 to 128 accumulators, a multiple of 4; got {count}"
+            )
+        first = 2 * count
+        a = lower.registers(first, 4) if from_registers else f"${first}"
+        b, accumulate = f"${first + size_a}", f"${first + size_a + 1}"
+        # Negation of A and B (1: none), then transposition of what is in shared memory.
+        modifiers = "1, 1" if depth == 32 else ("1, 1, 0" if from_registers else "1, 1, 0, 0")
+        text = (
+            f"{{ .reg .pred p; setp.ne.b32 p, {accumulate}, 0; "
+            f"wgmma.mma_async.sync.aligned.m64n{2 * count}k{depth}.f32.{kind}.{kind} "
+            f"{lower.registers(0, count)}, {a}, {b}, p, {modifiers}; }}"
+        )
+        operands = [*arguments[:-1], lower.flag(builder, ir, arguments[-1])]
+        return lower.together(builder, ir, text, "f" * count, operands, tied=count, memory=True)
+
+    target.lowering(memory=True, **_HOPPER)(build)
+
+
+@instruction("f32xN(f32xN, i64, i64, bool)")
+def wgmma_ss_bf16(acc, a, b, accumulate):
+    """A B + D of bfloat16, both by descriptors; A B where `accumulate` is false."""
+    return engines().wgmma(thread(), "bf16", acc, a, b, accumulate)
+
+
+@instruction("f32xN(f32xN, u32x4, i64, bool)")
+def wgmma_rs_bf16(acc, a, b, accumulate):
+    """A B + D of bfloat16, A from registers."""
+    return engines().wgmma(thread(), "bf16", acc, a, b, accumulate)
+
+
+@instruction("f32xN(f32xN, i64, i64, bool)")
+def wgmma_ss_f16(acc, a, b, accumulate):
+    """A B + D of float16, both by descriptors."""
+    return engines().wgmma(thread(), "f16", acc, a, b, accumulate)
+
+
+@instruction("f32xN(f32xN, u32x4, i64, bool)")
+def wgmma_rs_f16(acc, a, b, accumulate):
+    """A B + D of float16, A from registers."""
+    return engines().wgmma(thread(), "f16", acc, a, b, accumulate)
+
+
+@instruction("f32xN(f32xN, i64, i64, bool)")
+def wgmma_ss_e4m3(acc, a, b, accumulate):
+    """A B + D of float8 e4m3, both by descriptors."""
+    return engines().wgmma(thread(), "e4m3", acc, a, b, accumulate)
+
+
+@instruction("f32xN(f32xN, u32x4, i64, bool)")
+def wgmma_rs_e4m3(acc, a, b, accumulate):
+    """A B + D of float8 e4m3, A from registers."""
+    return engines().wgmma(thread(), "e4m3", acc, a, b, accumulate)
+
+
+@instruction("f32xN(f32xN, i64, i64, bool)")
+def wgmma_ss_e5m2(acc, a, b, accumulate):
+    """A B + D of float8 e5m2, both by descriptors."""
+    return engines().wgmma(thread(), "e5m2", acc, a, b, accumulate)
+
+
+@instruction("f32xN(f32xN, u32x4, i64, bool)")
+def wgmma_rs_e5m2(acc, a, b, accumulate):
+    """A B + D of float8 e5m2, A from registers."""
+    return engines().wgmma(thread(), "e5m2", acc, a, b, accumulate)
+
+
+_lower_product(wgmma_ss_bf16, "bf16", False)
+_lower_product(wgmma_rs_bf16, "bf16", True)
+_lower_product(wgmma_ss_f16, "f16", False)
+_lower_product(wgmma_rs_f16, "f16", True)
+_lower_product(wgmma_ss_e4m3, "e4m3", False)
+_lower_product(wgmma_rs_e4m3, "e4m3", True)
+_lower_product(wgmma_ss_e5m2, "e5m2", False)
+_lower_product(wgmma_rs_e5m2, "e5m2", True)
+
+
+# Accumulators ------------------------------------------------------------------------------------
+
+
+@instruction("void(u32, f32xN, imm)")
+def st_shared_acc(address, acc, pitch):
+    """Store the accumulators to shared memory as float32, rows of the tile `pitch` bytes apart.
+
+    `address` is where this thread's first goes: row 16w + g, column 2t of the tile. A tuple can be
+    indexed by constants only, so this is how a loop gets at accumulators.
+    """
+    block = thread().block
+    for j in range(len(acc) // 4):
+        for half in range(2):
+            first, second = (bits_of(acc[4 * j + 2 * half + k]) for k in range(2))
+            place = address + 32 * j + 8 * half * pitch
+            block.shared.store(place, 8, first | second << 32)
+
+
+@st_shared_acc.lowering(memory=True)
+def _st_shared_acc(builder, ir, arguments, pitch):
+    address, *acc = arguments
+    for j in range(len(acc) // 4):
+        for half in range(2):
+            pair = acc[4 * j + 2 * half : 4 * j + 2 * half + 2]
+            text = f"st.shared.v2.f32 [$0+{32 * j + 8 * half * pitch}], {{$1, $2}};"
+            lower.perform(builder, ir, text, [address, *pair])
+
+
+# Registers ---------------------------------------------------------------------------------------
+
+
+@instruction(
+    "void(imm)", asm="setmaxnreg.inc.sync.aligned.u32 {count};", memory=True, min_cc=(9, 0)
+)
+def setmaxnreg_inc(count):
+    """Wait until this warp has `count` registers a thread, a multiple of 8 from 24 to 256.
+
+    By all warps of a warpgroup, in kernels with a launch bound (threads and blocks); sm_90a,
+    sm_100a and their like.
+    """
+    engines().setmaxnreg(thread(), count)
+
+
+@instruction(
+    "void(imm)", asm="setmaxnreg.dec.sync.aligned.u32 {count};", memory=True, min_cc=(9, 0)
+)
+def setmaxnreg_dec(count):
+    """Give back registers, down to `count` a thread; see :func:`setmaxnreg_inc`."""
+    engines().setmaxnreg(thread(), count)
