@@ -1,0 +1,148 @@
+"""What quantisers at the speed of memory share: pieces as they lie in memory, short scales.
+
+A *half piece* is eight elements in the form in which they lie in memory: four words of pairs of
+16-bit floats, or eight float32. Maxima are taken of pairs, and only what is multiplied is widened.
+
+Compile-time constants: INPUT, ELEMENT, SCALE, ROUNDING and UNIT, as in ``elements`` and ``scales``.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+
+from ..ptx.arith import (
+    add_u32,
+    and_u32,
+    eq_u32,
+    ge_f32,
+    gt_u32,
+    lt_f32,
+    lt_u32,
+    max_nan_f32,
+    mul_rn,
+    select_f32,
+    shl_u32,
+    shr_u32,
+    sub_u32,
+)
+from ..ptx.bits import (
+    f32_of_bf16,
+    f32_of_bf16_hi,
+    f32_of_f16,
+    f32_of_f16_hi,
+    float_as_uint,
+    uint_as_float,
+)
+from ..ptx.convert import e4m3x2_of_f32, f32_of_e4m3
+from ..ptx.memory import ld_global_v4_u32
+from ..ptx.packed import amax_bf16x2, amax_f16x2
+from ..ptx.scaled import e2m1x8_scaled, rcp_rn_normal
+from .elements import amax8
+from .scales import SIXTH, block_scale
+
+INPUT = "bfloat16"
+ELEMENT = "e2m1"
+SCALE = "e4m3"
+ROUNDING = "rceil"
+UNIT = True
+
+ZERO = np.float32(0.0)
+SEVEN = np.float32(7.0)
+SMALLEST_Q = np.float32(2.0**-100)
+
+
+def load_half_piece(x, at):
+    """Eight elements from byte `at` on, as they lie there: four words of pairs, or float32."""
+    if INPUT == "float32":
+        a = ld_global_v4_u32(x, at, "nc")
+        b = ld_global_v4_u32(x, at + 16, "nc")
+        return (
+            uint_as_float(a[0]),
+            uint_as_float(a[1]),
+            uint_as_float(a[2]),
+            uint_as_float(a[3]),
+            uint_as_float(b[0]),
+            uint_as_float(b[1]),
+            uint_as_float(b[2]),
+            uint_as_float(b[3]),
+        )
+    else:
+        return ld_global_v4_u32(x, at, "nc")
+
+
+def widen(raw):
+    """Eight float32 of a half piece."""
+    if INPUT == "float32":
+        return raw
+    elif INPUT == "bfloat16":
+        return (
+            f32_of_bf16(raw[0]),
+            f32_of_bf16_hi(raw[0]),
+            f32_of_bf16(raw[1]),
+            f32_of_bf16_hi(raw[1]),
+            f32_of_bf16(raw[2]),
+            f32_of_bf16_hi(raw[2]),
+            f32_of_bf16(raw[3]),
+            f32_of_bf16_hi(raw[3]),
+        )
+    else:
+        return (
+            f32_of_f16(raw[0]),
+            f32_of_f16_hi(raw[0]),
+            f32_of_f16(raw[1]),
+            f32_of_f16_hi(raw[1]),
+            f32_of_f16(raw[2]),
+            f32_of_f16_hi(raw[2]),
+            f32_of_f16(raw[3]),
+            f32_of_f16_hi(raw[3]),
+        )
+
+
+def amax_piece(a, b):
+    """Largest magnitude of a piece, NaN if there is one."""
+    if INPUT == "float32":
+        return max_nan_f32(amax8(a), amax8(b))
+    elif INPUT == "bfloat16":
+        m = amax_bf16x2(
+            amax_bf16x2(amax_bf16x2(a[0], a[1]), amax_bf16x2(a[2], a[3])),
+            amax_bf16x2(amax_bf16x2(b[0], b[1]), amax_bf16x2(b[2], b[3])),
+        )
+        return uint_as_float(and_u32(amax_bf16x2(m, shl_u32(m, 16)), 0x7FFF0000))
+    else:
+        m = amax_f16x2(
+            amax_f16x2(amax_f16x2(a[0], a[1]), amax_f16x2(a[2], a[3])),
+            amax_f16x2(amax_f16x2(b[0], b[1]), amax_f16x2(b[2], b[3])),
+        )
+        return f32_of_f16(and_u32(amax_f16x2(m, shr_u32(m, 16)), 0x7FFF))
+
+
+def quick_scale(amax, c, r):
+    """Scale byte of a block, q, and whether they hold and ``e2m1x8_scaled`` takes its elements.
+
+    Where they do not hold, ``block_scale`` and the general conversion must do it.
+    Zero blocks hold: that is what lanes without work have.
+    """
+    if SCALE == "e8m0" and ELEMENT == "e2m1" and ROUNDING == "rceil" and UNIT:
+        # Not below 2^-127, where the byte is 0 though v is not, and q not below 2^-100; A / q is at
+        # most 6.
+        v = float_as_uint(mul_rn(amax, SIXTH))
+        byte = shr_u32(add_u32(v, 0x7FFFFF), 23)
+        q = uint_as_float(shl_u32(sub_u32(254, byte), 23))
+        return byte, q, lt_u32(byte, 228) & gt_u32(sub_u32(v, 1), 0x3FFFFF)
+    elif SCALE == "e4m3" and UNIT:
+        # The byte has no sign, and q is 0 or at least 1/448.
+        byte = e4m3x2_of_f32(ZERO, mul_rn(amax, SIXTH))
+        q = select_f32(eq_u32(byte, 0), ZERO, rcp_rn_normal(f32_of_e4m3(byte)))
+        return byte, q, lt_f32(mul_rn(amax, q), SEVEN)
+    else:
+        byte, q = block_scale(amax, c, r)
+        if ELEMENT != "e2m1":
+            return byte, q, True
+        else:
+            return byte, q, lt_f32(mul_rn(amax, q), SEVEN) & ge_f32(q, SMALLEST_Q)
+
+
+def scaled_codes(raw, q):
+    """Codes of half a piece times q, one word, for values that are in range."""
+    v = widen(raw)
+    return e2m1x8_scaled(v[0], v[1], v[2], v[3], v[4], v[5], v[6], v[7], q)
