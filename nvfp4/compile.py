@@ -88,9 +88,9 @@ def _compile(program: Program, arch: str, *, ptx: bool) -> tuple[Binary, str]:
     kernel = program.kernel
     cc = capability(arch)
     bounds: tuple[int, ...] | None = None
-    if kernel.threads:
+    if program.threads:
         resident = (program.blocks_per_sm,) if program.blocks_per_sm else ()
-        bounds = (kernel.threads, *resident)
+        bounds = (program.threads, *resident)
     try:
         body = program.bind(DeviceWorld(cc[:2]))
         code: Any = _numba.compile_to_ltoir(body, kernel.parameters, cc, launch_bounds=bounds)

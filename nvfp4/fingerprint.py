@@ -52,7 +52,7 @@ def source_key(program: Program, arch: str) -> str:
 def _describe(program: Program, arch: str) -> Iterator[bytes]:
     kernel = program.kernel
     yield _package_digest()
-    yield _value((arch, kernel.parameters, kernel.threads, program.blocks_per_sm))
+    yield _value((arch, kernel.parameters, program.threads, program.blocks_per_sm))
     yield _value(program.constants)
     given = dict(program.functions)
     fixed = {name for name, _ in program.constants} | given.keys()

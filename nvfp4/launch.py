@@ -105,9 +105,10 @@ class Launch:
         for value, kind in zip(args, kernel.parameters, strict=True):
             if not isinstance(value, str):
                 _bits(value, kind, kernel.name)
-        if kernel.threads and int(np.prod(self.block)) != kernel.threads:
+        threads = self.program.threads
+        if threads and int(np.prod(self.block)) != threads:
             raise ValueError(
-                f"{kernel.name} runs {kernel.threads} threads a block; got {self.block}"
+                f"{kernel.name} runs {threads} threads a block; got {self.block}"
             )
 
     @property

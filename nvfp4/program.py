@@ -59,7 +59,8 @@ class Kernel:
     architectures
         None, or the only architectures it is made for, such as ``("sm_100a", "sm_103a")``.
     threads
-        Threads a block, where fixed: the launch bound.
+        Threads a block, where fixed: the launch bound. A kernel whose bound depends on its
+        constants has a constant THREADS instead.
     blocks_per_sm
         Launch bound: resident blocks that registers must allow (0: not stated). A kernel whose
         bound depends on its constants has a constant BLOCKS_PER_SM instead.
@@ -121,6 +122,11 @@ class Program:
         """The kernel's name and its constants, for people."""
         values = ",".join(f"{name}={value}" for name, value in self.constants)
         return f"{self.kernel.name}[{values}]" if values else self.kernel.name
+
+    @property
+    def threads(self) -> int:
+        """Threads a block, where fixed (0: not stated)."""
+        return int(dict(self.constants).get("THREADS", self.kernel.threads))
 
     @property
     def blocks_per_sm(self) -> int:

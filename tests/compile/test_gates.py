@@ -53,7 +53,7 @@ class Gate:
     def test_builds_without_spills_warnings_or_float64(self, program: Program) -> None:
         binary, ptx = compiler.inspect(program, self.arch)
         assert compiler.faults(binary, ptx) == ()
-        threads = program.kernel.threads or 1
+        threads = program.threads or 1
         assert binary.registers * threads <= 65536
         if writes_e2m1(program):
             # Blackwell converts to e2m1 in hardware; nothing before it can.
