@@ -30,6 +30,7 @@ from .driver import (
     device_info,
     driver,
     is_capturing,
+    launch_function,
     load,
     on_device,
     reserve_shared,
@@ -192,7 +193,7 @@ class _Card:
         kernel = launch.program.kernel
         self.names = names
         self._launch, self._ordinal, self._kernel = launch, ordinal, loaded.handle
-        self._launch_kernel, self._stream = driver().cuLaunchKernelEx, driver().CUstream
+        self._launch_kernel, self._stream = launch_function(), driver().CUstream
         self._fixed = [0] * len(launch.args)
         self._pointers: list[tuple[int, int]] = []
         self._numbers: list[tuple[int, int, str]] = []
@@ -220,12 +221,12 @@ class _Card:
         if call.stream[0] != stream:
             call.config.hStream = self._stream(stream)
             call.stream[0] = stream
-        (status,) = self._launch_kernel(call.config, self._kernel, call.address, 0)
+        status = self._launch_kernel(call.config, self._kernel, call.address)
         self._free.append(call)
         if status != 0:
             launch = self._launch
             check(
-                (status,),
+                (driver().CUresult(status),),
                 f"launching {launch.program.label} on device {self._ordinal} (grid {launch.grid}, "
                 f"block {launch.block}, {launch.shared_bytes} bytes of shared memory)",
             )

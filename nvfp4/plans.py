@@ -150,6 +150,8 @@ def quantize(
 
 #: Blocks that fill a large card several times over.
 _ENOUGH_BLOCKS = 6000
+#: Pieces of 16 elements that are worth a block of the grouped quantiser, which must find its rows.
+_ENOUGH_PIECES = 1024
 
 #: Pieces of 16 elements up to which one row a thread is faster than two: more threads at once.
 _FEW_PIECES = 400_000
@@ -200,7 +202,14 @@ def _stream(
         *(codes_row, rows * codes_row, scales_row, scales_matrix),
     )
     grid = (ceil_div(lines * all_pieces, THREADS), 1, batches)
-    return Launch(program, grid, (THREADS, 1, 1), 0, (*buffers, *sizes))
+    return Launch(
+        program,
+        grid,
+        (THREADS, 1, 1),
+        0,
+        (*buffers, *sizes),
+        programmatic=_has_dependent_launch(arch),
+    )
 
 
 def _magic(divisor: int) -> tuple[int, int]:
@@ -318,7 +327,8 @@ def _grouped_stream(
     all_pieces = _padded_pieces(fmt, columns, constants["LAYOUT"])
     chunks = ceil_div(pieces, 64)
     split = 1
-    while split < 16 and down * chunks * split < _ENOUGH_BLOCKS:
+    enough = min(_ENOUGH_BLOCKS, rows * pieces // _ENOUGH_PIECES)
+    while split < 16 and down * chunks * split < enough:
         split *= 2
     if not (
         0 < rows < 1 << 31

@@ -134,6 +134,14 @@ def quick_scale(amax, c, r):
         byte = e4m3x2_of_f32(ZERO, mul_rn(amax, SIXTH))
         q = select_f32(eq_u32(byte, 0), ZERO, rcp_rn_normal(f32_of_e4m3(byte)))
         return byte, q, lt_f32(mul_rn(amax, q), SEVEN)
+    elif SCALE == "e4m3":
+        byte = e4m3x2_of_f32(ZERO, mul_rn(amax, c))
+        d = mul_rn(f32_of_e4m3(byte), r)
+        empty = eq_u32(byte, 0)
+        q = select_f32(empty, ZERO, rcp_rn_normal(d))
+        # 2^-90 <= d < 2^90, or a block of zeros.
+        usual = lt_u32(sub_u32(float_as_uint(d), 0x12800000), 0x5A000000) | empty
+        return byte, q, usual & lt_f32(mul_rn(amax, q), SEVEN)
     else:
         byte, q = block_scale(amax, c, r)
         if ELEMENT != "e2m1":
