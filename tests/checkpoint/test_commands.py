@@ -15,7 +15,8 @@ from tests.checkpoint.helpers import ROOT, contents, tensors, write_folder
 
 
 def run(*arguments: object) -> Result:
-    return CliRunner().invoke(program, [str(a) for a in arguments])
+    # Test runners may set COLUMNS; without it, output that is no terminal is wide.
+    return CliRunner(env={"COLUMNS": None}).invoke(program, [str(a) for a in arguments])
 
 
 def parsed(result: Result) -> Any:

@@ -14,7 +14,8 @@ EXPERTS, COLUMNS, DEPTH = 3, 128, 128
 
 @pytest.fixture
 def runner() -> CliRunner:
-    return CliRunner()
+    """A terminal of 80 columns, whatever the test's own environment says."""
+    return CliRunner(env={"COLUMNS": "80"})
 
 
 @pytest.fixture(scope="session")
