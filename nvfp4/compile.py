@@ -99,7 +99,7 @@ def _compile(program: Program, arch: str, *, ptx: bool) -> tuple[Binary, str]:
     except Exception as error:
         if type(error).__name__ == "DynamicLibNotFoundError":  # of cuda.pathfinder, by Numba
             raise ToolchainError(
-                f"compiling a kernel needs a CUDA library: {str(error).splitlines()[0]}; install it "
+                f"compiling a kernel needs a CUDA library: {str(error).splitlines()[0]}; install "
                 "with: pip install 'nvfp4[compile]'"
             ) from error
         error.add_note(f"while compiling {program.label} for {arch}")
