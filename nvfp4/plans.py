@@ -151,7 +151,7 @@ def quantize(
 #: Blocks that fill a large card several times over.
 _ENOUGH_BLOCKS = 6000
 #: Pieces of 16 elements that are worth a block of the grouped quantiser, which must find its rows.
-_ENOUGH_PIECES = 1024
+_ENOUGH_PIECES = 256
 
 #: Pieces of 16 elements up to which one row a thread is faster than two: more threads at once.
 _FEW_PIECES = 400_000
@@ -249,12 +249,13 @@ def grouped_quantize(
     indices_dtype: str | None,
     starts_dtype: str | None,
     aligned: bool,
+    reference: bool = False,
 ) -> Launches:
     """Quantise ranges of rows.
 
     Parameters
     ----------
-    arch, format, dtype, columns, row_stride, scale_layout, scale_rounding, aligned
+    arch, format, dtype, columns, row_stride, scale_layout, scale_rounding, aligned, reference
         As in :func:`quantize`.
     input_rows, rows : int
         Of ``x``, and of the result.
@@ -296,7 +297,7 @@ def grouped_quantize(
         expert_limit(experts),
         tiles or 0,
     )
-    if aligned and encode != "row_amax" and not has_tile_starts:
+    if aligned and encode != "row_amax" and not has_tile_starts and not reference:
         itemsize = 4 if dtype == "float32" else 2
         facts = (input_rows, rows, groups, expert_limit(experts))
         stream = _grouped_stream(

@@ -30,6 +30,7 @@ from ..ptx.arith import (
     le_u32,
     lt_u32,
     max_nan_f32,
+    max_u32,
     min_u32,
     mul_rn,
     mul_u32,
@@ -319,7 +320,12 @@ def grouped_stream(
     r0 = rcp_rn(g)
     c1 = c0
     r1 = r0
-    while lt_u32(line, 4 * PAIRS):
+    # Rows of a pair are those of the pair's number times two and further on: from `lines` on, none
+    # is in the range.
+    pairs = min_u32(shr_u32(add_u32(count, 1), 1), mul_u32(add_u32(share, 1), PAIRS))
+    lines = sub_u32(max_u32(pairs, mul_u32(share, PAIRS)), mul_u32(share, PAIRS))
+    lines = shl_u32(lines, 2)
+    while lt_u32(line, lines):
         local = row_in_tile(share, line)
         line = add_u32(line, 2)
         # The same for all lanes of a warp.
