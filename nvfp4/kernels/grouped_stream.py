@@ -128,17 +128,24 @@ def find_tile_quickly(row_offsets, groups, rows, tile, lane):
     good = le_u32(low, all_rows)
     i = first
     while lt_u32(i, last):
-        # Four loads at once: one after the other they would take four times as long. Beyond the
+        # Eight loads at once: one after the other they would take eight times as long. Beyond the
         # run the offset before is taken once more: a range of no rows.
         a = offset_at(row_offsets, add_u32(i, 1))
         b = offset_at(row_offsets, min_u32(add_u32(i, 2), last))
         c = offset_at(row_offsets, min_u32(add_u32(i, 3), last))
         d = offset_at(row_offsets, min_u32(add_u32(i, 4), last))
+        e = offset_at(row_offsets, min_u32(add_u32(i, 5), last))
+        f = offset_at(row_offsets, min_u32(add_u32(i, 6), last))
+        g = offset_at(row_offsets, min_u32(add_u32(i, 7), last))
+        h = offset_at(row_offsets, min_u32(add_u32(i, 8), last))
         good = good & le_u32(low, a) & le_u32(a, b) & le_u32(b, c) & le_u32(c, d)
+        good = good & le_u32(d, e) & le_u32(e, f) & le_u32(f, g) & le_u32(g, h)
         own = add_u32(own, add_u32(range_tiles(low, a), range_tiles(a, b)))
         own = add_u32(own, add_u32(range_tiles(b, c), range_tiles(c, d)))
-        low = d
-        i = add_u32(i, 4)
+        own = add_u32(own, add_u32(range_tiles(d, e), range_tiles(e, f)))
+        own = add_u32(own, add_u32(range_tiles(f, g), range_tiles(g, h)))
+        low = h
+        i = add_u32(i, 8)
     good = good & le_u32(low, all_rows)
     if not vote_all(WARP, good):
         wide = find_tile(row_offsets, row_offsets, groups, rows, tile)
