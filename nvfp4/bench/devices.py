@@ -350,7 +350,10 @@ def find_device() -> Device:
     try:
         device_info(current_device())
     except ToolchainError as error:
-        raise ToolchainError(f"benchmarks need a GPU: {error}") from error
+        reason = str(error).partition(";")[0]
+        raise ToolchainError(
+            f"benchmarks need a GPU, and none can be used here: {reason}"
+        ) from error
     for make in _usable():
         return make()
     raise ToolchainError(

@@ -10,6 +10,7 @@ On the host: many calls in a row, a few hundred at a time so that the queue neve
 
 from __future__ import annotations
 
+import itertools
 import statistics
 import time
 from collections.abc import Callable
@@ -114,7 +115,7 @@ def replay_seconds(
         replay()
         marks.append(clock.mark())
     clock.wait()
-    seconds = [clock.seconds(a, b) for a, b in zip(marks, marks[1:], strict=False)]
+    seconds = [clock.seconds(a, b) for a, b in itertools.pairwise(marks)]
     return Timing.of(seconds, calls)
 
 

@@ -19,6 +19,7 @@ __all__ = ["COMMANDS", "main", "program"]
 
 # name -> (module, what `nvfp4 --help` says about it)
 COMMANDS: dict[str, tuple[str, str]] = {
+    "bench": ("nvfp4.cli.bench", "Measure speed on the present GPU, beside a copy and peers."),
     "compile": ("nvfp4.cli.compile", "Build kernels and show what was built; no GPU is needed."),
     "convert": ("nvfp4.cli.convert", "Write a quantised checkpoint in another convention."),
     "demo": ("nvfp4.cli.demo", "Quantise six experts of a real model and multiply them."),

@@ -1,0 +1,198 @@
+"""Whether what was timed is right.
+
+Quantisers: the timed graph is replayed twice over outputs that hold different poison; the two
+results must agree in every byte, so that every byte was written and written alike. Then bytes are
+compared with the golden model: all of them where the shape is small, else those of sampled rows,
+the first, the last and those at the edges of tiles among them.
+
+Products: sampled elements against float64 sums over the same exact products.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import numpy as np
+
+from .. import golden
+from ..formats import FORMATS
+from ..layouts import TILE_ROWS, scale_k_tiles, tcgen_offset, tile_starts
+from .devices import Device
+
+__all__ = ["check_products", "check_quantized", "sample_rows", "scale_offsets", "written_alike"]
+
+POISONS = (0xAA, 0x55)
+WHOLE = 1 << 20
+SAMPLE = 64
+
+
+def sample_rows(rows: int, count: int = SAMPLE, seed: int = 0) -> np.ndarray:
+    """Row numbers, ascending: all, or `count` of them with the edges of tiles."""
+    if rows <= count:
+        return np.arange(rows)
+    edges = [0, 1, 31, 32, 127, 128, rows // 2, rows - 2, rows - 1]
+    some = np.random.default_rng(seed).integers(0, rows, count)
+    chosen = np.unique(np.concatenate([[e for e in edges if 0 <= e < rows], some]))
+    return chosen.astype(np.int64)
+
+
+def scale_offsets(
+    rows: np.ndarray, blocks: int, row_offsets: np.ndarray | None = None
+) -> np.ndarray:
+    """Offsets in the tcgen buffer of the scales of some rows, [rows, blocks].
+
+    Parameters
+    ----------
+    rows
+        Row numbers.
+    blocks
+        Of a row.
+    row_offsets : [G+1], optional
+        Ranges that start on tiles of their own; every row must be in one.
+    """
+    place = np.asarray(rows, np.int64)
+    if row_offsets is not None:
+        offsets = np.asarray(row_offsets, np.int64)
+        group = np.searchsorted(offsets, place, side="right") - 1
+        place = tile_starts(offsets).astype(np.int64)[group] * TILE_ROWS + place - offsets[group]
+    return tcgen_offset(place[:, None], np.arange(blocks)[None, :], scale_k_tiles(blocks))
+
+
+def written_alike(
+    device: Device, replay: Callable[[], Any], outputs: Sequence[Any]
+) -> tuple[str, list[Any]]:
+    """Replay twice over different poison.
+
+    Parameters
+    ----------
+    outputs
+        Arrays of uint8 that are written.
+
+    Returns
+    -------
+    str
+        Empty, or what is wrong.
+    """
+    results = []
+    for poison in POISONS:
+        for array in outputs:
+            device.fill(array, poison)
+        device.wait()
+        replay()
+        device.wait()
+        results.append([device.clone(array) for array in outputs])
+    for first, second in zip(*results, strict=True):
+        if not device.equal(first, second):
+            return "two replays differ, or bytes were not written", results[1]
+    return "", results[1]
+
+
+def check_quantized(
+    device: Device,
+    replay: Callable[[], Any],
+    cases: Sequence[tuple[Any, Any]],
+    *,
+    encode: np.ndarray | None = None,
+    row_offsets: np.ndarray | None = None,
+) -> str:
+    """Check the results of a timed graph.
+
+    Parameters
+    ----------
+    replay
+        Writes the results again.
+    cases
+        Pairs of an input [M, K] and the QTensor that is made of it: some of those rotated.
+    encode
+        Encode scales: of shape (), or one a range.
+    row_offsets
+        Of a grouped call.
+
+    Returns
+    -------
+    str
+        What was compared, or ``"WRONG: ..."``.
+    """
+    outputs = [array for _, q in cases for array in (q.codes, q.scales)]
+    wrong, _ = written_alike(device, replay, outputs)
+    if wrong:
+        return f"WRONG: {wrong}"
+    said = ""
+    for x, q in cases:
+        said, wrong = _compare(device, x, q, encode, row_offsets)
+        if wrong:
+            return f"WRONG: {wrong}"
+    return said
+
+
+def _compare(
+    device: Device,
+    x: Any,
+    q: Any,
+    encode: np.ndarray | None,
+    row_offsets: np.ndarray | None,
+) -> tuple[str, str]:
+    """What was compared, and what differs."""
+    fmt = FORMATS[q.format]
+    count, columns = q.shape
+    whole = count * columns <= WHOLE and row_offsets is None
+    rows = np.arange(count) if whole else sample_rows(count)
+    source = device.rows(x, rows)
+    g = encode
+    if encode is not None and encode.ndim:
+        groups = np.searchsorted(np.asarray(row_offsets), rows, side="right") - 1
+        g = encode[groups][:, None]
+    layout = "tcgen" if whole else "linear"
+    codes, scales, _ = golden.quantize(source, fmt, encode_scale=g, scale_layout=layout)
+    got_codes = device.rows(q.codes, rows)
+    got_scales = device.host(q.scales)
+    if not whole:
+        at = scale_offsets(rows, columns // fmt.block, row_offsets)
+        got_scales = got_scales.reshape(-1)[at]
+    for name, got, want in (("codes", got_codes, codes), ("scales", got_scales, scales)):
+        bad = int(np.count_nonzero(got != want))
+        if got.shape != want.shape or bad:
+            return "", f"{bad:,} of {want.size:,} {name} differ from the golden model's"
+    return ("all bytes" if whole else f"{rows.size} rows"), ""
+
+
+def check_products(
+    got: np.ndarray, a: np.ndarray, b: np.ndarray, factor: float = 1.0, *, bits: int = 8
+) -> str:
+    """Compare elements of a product with float64 sums.
+
+    Parameters
+    ----------
+    got : [rows, columns]
+        Sampled elements.
+    a : [rows, K]
+    b : [rows, columns, K] or [columns, K]
+        Element times scale, exact.
+    factor
+        Of the decode scales.
+    bits
+        Significant bits of the output type: 8 for bfloat16.
+
+    Returns
+    -------
+    str
+        What was compared, or ``"WRONG: ..."``.
+    """
+    left = a.astype(np.float64)
+    right = b.astype(np.float64)
+    if right.ndim == 2:
+        exact = left @ right.T
+        size = np.abs(left) @ np.abs(right).T
+    else:
+        exact = np.einsum("rk,rck->rc", left, right)
+        size = np.einsum("rk,rck->rc", np.abs(left), np.abs(right))
+    exact, size = exact * factor, size * abs(factor)
+    # One rounding to the output type, and float32 sums in any order.
+    bound = np.abs(exact) * 2.0**-bits + size * 2.0**-24 * math.sqrt(a.shape[-1]) * 8
+    error = np.abs(got.astype(np.float64) - exact)
+    bad = ~(error <= bound)  # NaN, and poison, are bad too
+    if bad.any():
+        return f"WRONG: {int(bad.sum())} of {got.size} sampled elements are out of bounds"
+    return f"{got.size} elements"
