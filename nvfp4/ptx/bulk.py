@@ -3,8 +3,8 @@
 *Bulk copies* (sm_90) are one instruction of one thread for any multiple of 16 bytes, both addresses
 multiples of 16. A load ends by counting its bytes at an mbarrier. Stores are collected in groups,
 which the thread that issued them closes and waits for. ``cp_async_16`` (sm_80) copies 16 bytes for
-each thread, in groups too; it belongs to the ordinary proxy, so an engine that reads what it brought
-needs ``fence_proxy_async_shared`` behind the wait.
+each thread, in groups too; it belongs to the ordinary proxy, so an engine that reads what it
+brought needs ``fence_proxy_async_shared`` behind the wait.
 
 An address in global memory is an i64, from ``memory.ptr_address``. A `policy` says what the second
 level cache keeps: see :func:`policy_evict_first`. Source: PTX ISA, ``cp.async``, ``cp.async.bulk``,

@@ -2,11 +2,11 @@
 
 A warpgroup is four warps, the first a multiple of 4; all its 128 threads execute each instruction
 here. A product is D = A B + D with A 64 x K, B K x N, K = 16 for 16-bit elements and 32 for bytes,
-and N a multiple of 8 up to 256. `acc` holds a thread's N / 2 accumulators, so its length says N: with
-warp w, g = lane / 4 and t = lane % 4 of the warpgroup, ``acc[4j]`` and ``acc[4j + 1]`` are row
+and N a multiple of 8 up to 256. `acc` holds a thread's N / 2 accumulators, so its length says N:
+with warp w, g = lane / 4 and t = lane % 4 of the warpgroup, ``acc[4j]`` and ``acc[4j + 1]`` are row
 16w + g, columns 8j + 2t and the next, ``acc[4j + 2]`` and ``acc[4j + 3]`` those of row 16w + g + 8.
-A comes from shared memory (``_ss``) or registers (``_rs``: of each warp's 16 rows, as in ``mma``), B
-from shared memory, K-major, by a descriptor: see :func:`wgmma_descriptor`.
+A comes from shared memory (``_ss``) or registers (``_rs``: of each warp's 16 rows, as in ``mma``),
+B from shared memory, K-major, by a descriptor: see :func:`wgmma_descriptor`.
 
 The order of things::
 
@@ -29,12 +29,14 @@ ISA, ``wgmma``, matrix descriptors, ``setmaxnreg``.
 
 from __future__ import annotations
 
+from typing import Any
+
 from . import lower
 from .instruction import instruction
 from .machine import engines, thread
 from .rounding import bits_of, float_of
 
-_HOPPER = {"min_cc": (9, 0), "below": (10, 0)}
+_HOPPER: Any = {"min_cc": (9, 0), "below": (10, 0)}
 
 #: Bits 63:62 of a descriptor for each width of the swizzle in bytes, 0 for none.
 SWIZZLE_CODES = {128: 1, 64: 2, 32: 3, 0: 0}
@@ -93,7 +95,7 @@ def wgmma_commit_group():
 
 @instruction("void(imm)", asm="wgmma.wait_group.sync.aligned {pending};", memory=True, **_HOPPER)
 def wgmma_wait_group(pending):
-    """Wait until at most `pending` groups are not complete; hand accumulators on by `wgmma_keep`."""
+    """Wait until at most `pending` groups are not complete; then :func:`wgmma_keep`."""
     engines().wgmma_wait(thread(), pending)
 
 
@@ -138,7 +140,7 @@ def _wgmma_zeros(builder, ir, arguments, count):
 
 
 def _lower_product(target, kind, from_registers):
-    """Operands: the accumulators, A (four registers or a descriptor), B's descriptor, accumulate."""
+    """Operands: accumulators, A (four registers or a descriptor), B's descriptor, accumulate."""
     depth = 32 if kind in ("e4m3", "e5m2") else 16
 
     def build(builder, ir, arguments):

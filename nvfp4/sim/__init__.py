@@ -5,6 +5,7 @@ It needs NumPy and greenlet only. See docs and ``nvfp4.simulate``.
 
 from __future__ import annotations
 
+from . import engines
 from .atomics import OPERATIONS
 from .block import Block, Dim3, Warp
 from .current import this_thread
@@ -13,14 +14,19 @@ from .errors import (
     Deadlock,
     DivergentBarrier,
     Finding,
+    InvalidDescriptor,
     InvalidOperand,
     Livelock,
+    MBarrierError,
     Misaligned,
+    MissingFence,
+    NotAwaited,
     OutOfBounds,
     ReadOnlyWrite,
     Trap,
     UnwrittenRead,
     WarpMaskError,
+    WrongParity,
 )
 from .facade import cuda
 from .launch import AsyncOperation
@@ -44,10 +50,14 @@ __all__ = [
     "Finding",
     "GlobalMemory",
     "GlobalPointer",
+    "InvalidDescriptor",
     "InvalidOperand",
     "Livelock",
+    "MBarrierError",
     "Machine",
     "Misaligned",
+    "MissingFence",
+    "NotAwaited",
     "OutOfBounds",
     "ReadOnlyWrite",
     "SharedMemory",
@@ -57,9 +67,11 @@ __all__ = [
     "UnwrittenRead",
     "Warp",
     "WarpMaskError",
+    "WrongParity",
     "cuda",
     "current_machine",
     "default_machine",
+    "engines",
     "fence",
     "model",
     "pointer_to",

@@ -89,7 +89,7 @@ class Block:
         self.live: int = count
         self.nobody: list[int] = [0] * count
         self.warps = [Warp(self, number) for number in range(-(-count // 32))]
-        self.threads = [
+        self.threads: list[Thread] = [
             Thread(self, self.warps[linear >> 5], linear, index)
             for linear, index in enumerate(launch.thread_indices)
         ]

@@ -15,14 +15,19 @@ __all__ = [
     "Deadlock",
     "DivergentBarrier",
     "Finding",
+    "InvalidDescriptor",
     "InvalidOperand",
     "Livelock",
+    "MBarrierError",
     "Misaligned",
+    "MissingFence",
+    "NotAwaited",
     "OutOfBounds",
     "ReadOnlyWrite",
     "Trap",
     "UnwrittenRead",
     "WarpMaskError",
+    "WrongParity",
 ]
 
 
@@ -106,6 +111,26 @@ class InvalidOperand(Finding):
 
 class DataRace(Finding):
     """Two threads touch the same bytes, one of them writing, and nothing orders them."""
+
+
+class NotAwaited(DataRace):
+    """Memory or accumulators are used that an engine still writes, or overwritten that it reads."""
+
+
+class MissingFence(Finding):
+    """An engine touches what a thread has written, or registers, without the fence between."""
+
+
+class InvalidDescriptor(InvalidOperand):
+    """A descriptor or tensor map whose bits do not decode, or say something that cannot be."""
+
+
+class MBarrierError(Finding):
+    """An mbarrier that was never made, is made twice, overwritten, or counts more than it can."""
+
+
+class WrongParity(MBarrierError):
+    """A wait for a phase of an mbarrier that lies two or more phases back."""
 
 
 class WarpMaskError(Finding):

@@ -9,7 +9,7 @@ import numpy as np
 from .atomics import ITEMSIZE, combine, from_bits, to_bits, wrap
 from .current import running_thread
 from .errors import InvalidOperand, Misaligned, OutOfBounds, ReadOnlyWrite
-from .order import Shadow, fence
+from .order import Access, Shadow, fence
 
 _FORMATS = {"u8": "B", "u16": "H", "u32": "I", "u64": "Q", "i32": "i", "i64": "q"}
 
@@ -54,6 +54,18 @@ class GlobalRegion:
             self._shadow.write(thread, start, stop, atomic, silent)
             if atomic:
                 self._shadow.synchronise(thread, start, reads=False, writes=True)
+
+    def begin_read(self, access: Access, address: int, nbytes: int) -> None:
+        """Check and remember an engine's read."""
+        start, stop = self._cells(address, nbytes)
+        self._shadow.read(access, start, stop)
+        self._shadow.check_proxy(access, start, stop, "global")
+
+    def begin_write(self, access: Access, address: int, nbytes: int) -> None:
+        """Check and remember an engine's write."""
+        start, stop = self._cells(address, nbytes)
+        self._shadow.check_proxy(access, start, stop, "global")
+        self._shadow.write(access, start, stop)
 
     def synchronise(self, address: int) -> None:
         """Order the threads that meet in an atomic operation at this address."""
@@ -405,4 +417,34 @@ class GlobalMemory:
         if pointer.region is not None:
             silent = pointer._bytes[offset : offset + len(data)] == data
             pointer.region.note_write(address, len(data), silent=silent)
+        pointer._bytes[offset : offset + len(data)] = data
+
+    # For engines ---------------------------------------------------------------------------------
+
+    def begin_read(self, access: Access | None, address: int, nbytes: int) -> None:
+        """Check that an engine may read these bytes from now on."""
+        pointer, _ = self.find(address, nbytes)
+        if pointer.region is not None and access is not None:
+            pointer.region.begin_read(access, address, nbytes)
+
+    def begin_write(self, access: Access | None, address: int, nbytes: int) -> None:
+        """Check that an engine may write these bytes from now on."""
+        pointer, _ = self.find(address, nbytes)
+        if not pointer._writable:
+            raise ReadOnlyWrite(
+                f"store to {pointer.name}: the array is read-only",
+                address=address,
+                buffer=pointer.name,
+            )
+        if pointer.region is not None and access is not None:
+            pointer.region.begin_write(access, address, nbytes)
+
+    def take(self, address: int, nbytes: int) -> bytes:
+        """Return bytes as they are when an engine reads them."""
+        pointer, offset = self.find(address, nbytes)
+        return bytes(pointer._bytes[offset : offset + nbytes])
+
+    def put(self, address: int, data: bytes) -> None:
+        """Store bytes when an engine writes them."""
+        pointer, offset = self.find(address, len(data))
         pointer._bytes[offset : offset + len(data)] = data

@@ -7,7 +7,7 @@ from typing import Any, Protocol
 from .atomics import ITEMSIZE, combine, from_bits, to_bits
 from .current import running_thread
 from .errors import Misaligned, OutOfBounds, UnwrittenRead
-from .order import Shadow, fence
+from .order import Access, Shadow, fence
 
 #: What memory holds before something is written to it.
 POISON = 0xAA
@@ -104,6 +104,29 @@ class SharedMemory:
     ) -> None:
         """Check and remember a write of bytes that are in bounds."""
 
+    def begin_read(self, access: Access | None, address: int, nbytes: int) -> None:
+        """Check that an engine may read these bytes from now on; `access` where races are."""
+        self._check_bounds("read", address, nbytes)
+
+    def begin_write(self, access: Access | None, address: int, nbytes: int) -> None:
+        """Check that an engine may write these bytes from now on."""
+        self._check_bounds("write", address, nbytes)
+
+    def take(self, address: int, nbytes: int) -> bytes:
+        """Return bytes as they are when an engine reads them, which has been checked."""
+        offset = address - self.base
+        return bytes(self.data[offset : offset + nbytes])
+
+    def put(self, address: int, data: bytes) -> None:
+        """Store bytes when an engine writes them."""
+        offset = address - self.base
+        self.data[offset : offset + len(data)] = data
+
+    def _check_bounds(self, what: str, address: int, nbytes: int) -> None:
+        offset = address - self.base
+        if offset < 0 or offset + nbytes > self.size:
+            raise self._bad(what, address, nbytes)
+
     def synchronise(self, address: int) -> None:
         """Order the threads that meet in an atomic operation at this address."""
 
@@ -178,6 +201,14 @@ class CheckedSharedMemory(SharedMemory):
     def note_read(self, address: int, nbytes: int, atomic: bool = False) -> None:
         """Check and remember a read of bytes that are in bounds."""
         offset = address - self.base
+        if self._shadow is not None:
+            thread = running_thread()
+            if thread is not None:
+                self._shadow.read(thread, offset, offset + nbytes, atomic)
+        self._check_written(address, nbytes)
+
+    def _check_written(self, address: int, nbytes: int) -> None:
+        offset = address - self.base
         written = self._written
         if written is not None:
             hole = written.find(0, offset, offset + nbytes)
@@ -188,10 +219,30 @@ class CheckedSharedMemory(SharedMemory):
                     address=address,
                     buffer=self.name,
                 )
-        if self._shadow is not None:
-            thread = running_thread()
-            if thread is not None:
-                self._shadow.read(thread, offset, offset + nbytes, atomic)
+
+    def begin_read(self, access: Access | None, address: int, nbytes: int) -> None:
+        """Check that an engine may read these bytes from now on."""
+        self._check_bounds("read", address, nbytes)
+        offset = address - self.base
+        if self._shadow is not None and access is not None:
+            self._shadow.read(access, offset, offset + nbytes)
+            self._shadow.check_proxy(access, offset, offset + nbytes, "shared")
+        self._check_written(address, nbytes)
+
+    def begin_write(self, access: Access | None, address: int, nbytes: int) -> None:
+        """Check that an engine may write these bytes from now on."""
+        self._check_bounds("write", address, nbytes)
+        offset = address - self.base
+        if self._shadow is not None and access is not None:
+            self._shadow.check_proxy(access, offset, offset + nbytes, "shared")
+            self._shadow.write(access, offset, offset + nbytes)
+
+    def put(self, address: int, data: bytes) -> None:
+        """Store bytes when an engine writes them; from now on they are written."""
+        super().put(address, data)
+        offset = address - self.base
+        if self._written is not None:
+            self._written[offset : offset + len(data)] = b"\1" * len(data)
 
     def note_write(
         self, address: int, nbytes: int, atomic: bool = False, silent: bool = False

@@ -84,10 +84,10 @@ class Thread:
         self.block = block
         self.warp = warp
         self.machine: Machine = block.machine
-        self.linear = linear
+        self.linear: int = linear
         self.lane = linear & 31
         self.thread_index = thread_index
-        self.seen = block.nobody
+        self.seen: list[int] = block.nobody
 
     def __repr__(self) -> str:
         return f"<thread {tuple(self.thread_index)} of {self.block!r}>"
@@ -136,10 +136,11 @@ class Thread:
         if self.spins >= 64:
             self.yield_now()
 
-    def wait_until(self, predicate: Callable[[], bool], reason: str) -> None:
+    def wait_until(self, predicate: Callable[[], bool], reason: str | Callable[[], str]) -> None:
         """Wait until `predicate()` is true; it must change nothing.
 
-        `reason` says in the report of a deadlock what the thread waits for.
+        `reason`, or what it returns then, says in the report of a deadlock what the thread waits
+        for.
         """
         if predicate():
             return

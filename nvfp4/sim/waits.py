@@ -118,12 +118,12 @@ class Predicate:
 
     __slots__ = ("holds", "reason")
 
-    def __init__(self, holds: Callable[[], bool], reason: str) -> None:
+    def __init__(self, holds: Callable[[], bool], reason: str | Callable[[], str]) -> None:
         self.holds = holds
         self.reason = reason
 
     def __str__(self) -> str:
-        return self.reason
+        return self.reason if isinstance(self.reason, str) else self.reason()
 
 
 def ranges(numbers: list[int]) -> str:

@@ -1,0 +1,68 @@
+"""What the machine does asynchronously, and what a warp does with matrices: for models.
+
+Models in ``nvfp4.ptx`` call these with the running thread first.
+"""
+
+from __future__ import annotations
+
+from .copies import (
+    bulk_commit,
+    bulk_load,
+    bulk_prefetch,
+    bulk_store,
+    bulk_wait,
+    cp_async,
+    cp_async_arrive,
+    cp_async_commit,
+    cp_async_wait,
+    tensormap_acquire,
+    tensormap_prefetch,
+    tensormap_release,
+    tma_load,
+    tma_store,
+)
+from .matrices import ldmatrix, mma_resolver
+from .mbarriers import (
+    mbarrier_arrive,
+    mbarrier_expect_tx,
+    mbarrier_init,
+    mbarrier_inval,
+    mbarrier_test,
+    mbarrier_try_wait,
+    mbarrier_wait,
+)
+from .order import proxy_fence
+from .warpgroups import setmaxnreg, wgmma, wgmma_commit, wgmma_fence, wgmma_values, wgmma_wait
+
+__all__ = [
+    "bulk_commit",
+    "bulk_load",
+    "bulk_prefetch",
+    "bulk_store",
+    "bulk_wait",
+    "cp_async",
+    "cp_async_arrive",
+    "cp_async_commit",
+    "cp_async_wait",
+    "ldmatrix",
+    "mbarrier_arrive",
+    "mbarrier_expect_tx",
+    "mbarrier_init",
+    "mbarrier_inval",
+    "mbarrier_test",
+    "mbarrier_try_wait",
+    "mbarrier_wait",
+    "mma_resolver",
+    "proxy_fence",
+    "setmaxnreg",
+    "tensormap_acquire",
+    "tensormap_prefetch",
+    "tensormap_release",
+    "tma_load",
+    "tma_store",
+    "wgmma",
+    "wgmma_commit",
+    "wgmma_fence",
+    "wgmma_values",
+    "wgmma_wait",
+]

@@ -1,0 +1,611 @@
+"""Small kernels, one an engine, that the simulated machine and the card run alike."""
+
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+
+from nvfp4 import launch
+from nvfp4._numba import cuda
+from nvfp4.arrays import as_array
+from nvfp4.program import Kernel
+from nvfp4.ptx.arith import add_u32, or_u32, select_u32, shl_u32, xor_u32
+from nvfp4.ptx.bulk import (
+    bulk_commit_group,
+    bulk_load,
+    bulk_load_hint,
+    bulk_prefetch,
+    bulk_store,
+    bulk_store_hint,
+    bulk_wait_group,
+    bulk_wait_group_read,
+    cp_async_16,
+    cp_async_arrive,
+    cp_async_commit_group,
+    cp_async_wait_group,
+    policy_evict_first,
+    policy_evict_last,
+)
+from nvfp4.ptx.control import bar_sync
+from nvfp4.ptx.mbarrier import (
+    fence_mbarrier_init,
+    fence_proxy_async,
+    fence_proxy_async_global,
+    fence_proxy_async_shared,
+    mbarrier_arrive,
+    mbarrier_arrive_expect_tx,
+    mbarrier_expect_tx,
+    mbarrier_init,
+    mbarrier_inval,
+    mbarrier_test_wait_parity,
+    mbarrier_try_wait_parity,
+    mbarrier_wait_parity,
+)
+from nvfp4.ptx.memory import (
+    ld_shared_f32,
+    ld_shared_u16,
+    ld_shared_u32,
+    ptr_address,
+    shared_base,
+    st_shared_u32,
+)
+from nvfp4.ptx.mma import (
+    ldmatrix_x1,
+    ldmatrix_x1_trans,
+    ldmatrix_x2,
+    ldmatrix_x2_trans,
+    ldmatrix_x4,
+    ldmatrix_x4_trans,
+    mma_m16n8k16_bf16,
+    mma_m16n8k16_f16,
+    mma_m16n8k32_e4m3,
+    mma_m16n8k32_e5m2,
+)
+from nvfp4.ptx.tensor_map import TensorMap
+from nvfp4.ptx.tma import (
+    fence_tensormap_acquire,
+    fence_tensormap_release,
+    prefetch_tensormap,
+    tma_load_1d,
+    tma_load_2d,
+    tma_load_2d_hint,
+    tma_load_3d,
+    tma_load_3d_hint,
+    tma_load_4d,
+    tma_load_5d,
+    tma_store_1d,
+    tma_store_2d,
+    tma_store_3d,
+    tma_store_4d,
+    tma_store_5d,
+)
+from nvfp4.ptx.wgmma import (
+    setmaxnreg_dec,
+    setmaxnreg_inc,
+    st_shared_acc,
+    wgmma_commit_group,
+    wgmma_descriptor,
+    wgmma_fence,
+    wgmma_keep,
+    wgmma_rs_bf16,
+    wgmma_rs_e4m3,
+    wgmma_rs_e5m2,
+    wgmma_rs_f16,
+    wgmma_ss_bf16,
+    wgmma_ss_e4m3,
+    wgmma_ss_e5m2,
+    wgmma_ss_f16,
+    wgmma_wait,
+    wgmma_wait_group,
+    wgmma_zeros,
+)
+
+# What programs replace.
+STAGES = 3
+HALF = 16
+KIND = "bf16"
+SWIZZLE = 128
+RANK = 2
+POISON = 0xAAAAAAAA
+
+
+# A ring of bulk copies ---------------------------------------------------------------------------
+
+
+def bulk_ring(x, out, steps):
+    """out = x + 1, 128 words a step: a producer warp and four that work."""
+    full = shared_base()
+    empty = full + 64
+    data = full + 1024
+    result = data + 512 * STAGES
+    thread = cuda.threadIdx.x
+    if thread == 0:
+        for stage in range(STAGES):
+            mbarrier_init(full + 8 * stage, 1)
+            mbarrier_init(empty + 8 * stage, 128)
+        fence_mbarrier_init()
+    cuda.syncthreads()
+    if thread < 32:
+        if thread == 0:
+            policy = policy_evict_first()
+            for step in range(steps):
+                stage = step % STAGES
+                parity = (step // STAGES) & 1
+                mbarrier_wait_parity(empty + 8 * stage, parity ^ 1)
+                mbarrier_arrive_expect_tx(full + 8 * stage, 512)
+                source = ptr_address(x, 128 * step)
+                half = ptr_address(x, 128 * step + 64)
+                bulk_load(data + 512 * stage, source, 256, full + 8 * stage)
+                bulk_load_hint(data + 512 * stage + 256, half, 256, full + 8 * stage, policy)
+    else:
+        me = thread - 32
+        for step in range(steps):
+            stage = step % STAGES
+            parity = (step // STAGES) & 1
+            mbarrier_wait_parity(full + 8 * stage, parity)
+            value = ld_shared_u32(data + 512 * stage + 4 * me)
+            mbarrier_arrive(empty + 8 * stage)
+            if me == 0:
+                bulk_wait_group_read(0)
+            bar_sync(1, 128)
+            st_shared_u32(result + 4 * me, add_u32(value, 1))
+            fence_proxy_async_shared()
+            bar_sync(1, 128)
+            if me == 0:
+                bulk_store(ptr_address(out, 128 * step), result, 512)
+                bulk_commit_group()
+        if me == 0:
+            bulk_wait_group(0)
+
+
+BULK_RING = Kernel(
+    "bulk_ring", bulk_ring, ("u32*", "u32*", "i64"), {"STAGES": (1, 2, 3, 4)}, (9, 0), threads=160
+)
+
+
+# cp.async ----------------------------------------------------------------------------------------
+
+
+def copy_lines(x, out, valid):
+    """out = x up to element `valid`, zeros after; half the lines by groups, half by an mbarrier."""
+    bar = shared_base()
+    data = bar + 128
+    thread = cuda.threadIdx.x
+    if thread == 0:
+        mbarrier_init(bar, 64)
+    cuda.syncthreads()
+    left = max(min(16, 4 * (valid - 4 * thread)), 0)
+    cp_async_16(data + 16 * thread, ptr_address(x, 4 * thread), left)
+    cp_async_commit_group()
+    left = max(min(16, 4 * (valid - 256 - 4 * thread)), 0)
+    cp_async_16(data + 1024 + 16 * thread, ptr_address(x, 256 + 4 * thread), left)
+    cp_async_arrive(bar)
+    cp_async_wait_group(0)
+    cuda.syncthreads()
+    for part in range(4):
+        out[64 * part + thread] = ld_shared_u32(data + 256 * part + 4 * thread)
+    while not mbarrier_test_wait_parity(bar, 0):
+        pass
+    for part in range(4):
+        out[256 + 64 * part + thread] = ld_shared_u32(data + 1024 + 256 * part + 4 * thread)
+
+
+COPY_LINES = Kernel("copy_lines", copy_lines, ("u32*", "u32*", "i64"), threads=64)
+
+
+# Tensor copies -----------------------------------------------------------------------------------
+
+
+def tensor_tile(maps, out, source, target, x, y):
+    """Copy a box to `out` as it lies in shared memory, and to `target` one row further.
+
+    The tensors are arguments so that the simulated machine knows their memory.
+    """
+    bar = shared_base()
+    tile = bar + 1024
+    thread = cuda.threadIdx.x
+    load_map = ptr_address(maps, 0)
+    store_map = ptr_address(maps, 16)
+    if thread == 0:
+        fence_tensormap_acquire(load_map)
+        fence_tensormap_acquire(store_map)
+        mbarrier_init(bar, 1)
+        fence_mbarrier_init()
+        mbarrier_arrive_expect_tx(bar, 16 * 4 * 32)
+        tma_load_2d(tile, load_map, x, y, bar)
+    cuda.syncthreads()
+    while not mbarrier_try_wait_parity(bar, 0):
+        pass
+    for row in range(16):
+        out[32 * row + thread] = ld_shared_u32(tile + 128 * row + 4 * thread)
+    if thread == 0:
+        tma_store_2d(store_map, x, y + 1, tile)
+        bulk_commit_group()
+        bulk_wait_group(0)
+
+
+TENSOR_TILE = Kernel(
+    "tensor_tile",
+    tensor_tile,
+    ("u64*", "u32*", "u32*", "u32*", "i32", "i32"),
+    min_cc=(9, 0),
+    threads=32,
+)
+
+
+# Products of a warp ------------------------------------------------------------------------------
+
+
+def warp_product(x, w, out, steps):
+    """out [16, 8] = x [16, 16 or 32 steps] w [8, ..]^T of one warp; x and w as words."""
+    base = shared_base()
+    lane = cuda.threadIdx.x
+    words = 8 * steps
+    for line in range(2 * steps):
+        place = ptr_address(x, (lane & 15) * words + 4 * line)
+        if lane < 16:
+            cp_async_16(base + 512 * line + 16 * lane, place, 16)
+    for line in range(2 * steps):
+        if lane < 8:
+            place = ptr_address(w, lane * words + 4 * line)
+            cp_async_16(base + 512 * line + 256 + 16 * lane, place, 16)
+    cp_async_commit_group()
+    cp_async_wait_group(0)
+    cuda.syncthreads()
+    c = wgmma_zeros(4)
+    for step in range(steps):
+        lines = base + 1024 * step
+        a = ldmatrix_x4(lines + 16 * (lane & 15) + 512 * (lane >> 4))
+        b = ldmatrix_x2(lines + 256 + 16 * (lane & 7) + 512 * ((lane >> 3) & 1))
+        if KIND == "bf16":
+            c = mma_m16n8k16_bf16(a, b, c)
+        elif KIND == "f16":
+            c = mma_m16n8k16_f16(a, b, c)
+        elif KIND == "e4m3":
+            c = mma_m16n8k32_e4m3(a, b, c)
+        else:
+            c = mma_m16n8k32_e5m2(a, b, c)
+    at = 8 * (lane >> 2) + 2 * (lane & 3)
+    out[at] = c[0]
+    out[at + 1] = c[1]
+    out[at + 64] = c[2]
+    out[at + 65] = c[3]
+
+
+KINDS = ("bf16", "f16", "e4m3", "e5m2")
+WARP_PRODUCT = Kernel(
+    "warp_product", warp_product, ("u32*", "u32*", "f32*", "i64"), {"KIND": KINDS}, threads=32
+)
+
+
+def load_matrices(x, out):
+    """Every ldmatrix of four matrices of 64 16-bit elements."""
+    base = shared_base()
+    lane = cuda.threadIdx.x
+    for word in range(4):
+        st_shared_u32(base + 128 * word + 4 * lane, x[32 * word + lane])
+    cuda.syncthreads()
+    row = base + 16 * lane
+    out[lane] = ldmatrix_x1(row)
+    out[32 + lane] = ldmatrix_x1_trans(row)
+    two = ldmatrix_x2(row)
+    out[64 + lane] = two[0]
+    out[96 + lane] = two[1]
+    turned = ldmatrix_x2_trans(row)
+    out[128 + lane] = turned[0]
+    out[160 + lane] = turned[1]
+    four = ldmatrix_x4(row)
+    out[192 + lane] = four[0]
+    out[224 + lane] = four[1]
+    out[256 + lane] = four[2]
+    out[288 + lane] = four[3]
+    turn = ldmatrix_x4_trans(row)
+    out[320 + lane] = turn[0]
+    out[352 + lane] = turn[1]
+    out[384 + lane] = turn[2]
+    out[416 + lane] = turn[3]
+
+
+LOAD_MATRICES = Kernel("load_matrices", load_matrices, ("u32*", "u32*"), threads=32)
+
+
+# Products of a warpgroup -------------------------------------------------------------------------
+
+
+def group_product(maps, out, left, right, steps):
+    """out [64, N] = A B^T, tiles of 128 bytes along K by tensor copies; A from shared memory."""
+    bar = shared_base()
+    a = bar + 1024
+    b = a + 8192
+    thread = cuda.threadIdx.x
+    if thread == 0:
+        fence_tensormap_acquire(ptr_address(maps, 0))
+        fence_tensormap_acquire(ptr_address(maps, 16))
+        mbarrier_init(bar, 1)
+        fence_mbarrier_init()
+    cuda.syncthreads()
+    first_a = wgmma_descriptor(a, SWIZZLE, 16, 8 * SWIZZLE)
+    first_b = wgmma_descriptor(b, SWIZZLE, 16, 8 * SWIZZLE)
+    acc = wgmma_zeros(HALF)
+    first = True
+    for step in range(steps):
+        if thread == 0:
+            mbarrier_arrive_expect_tx(bar, (64 + 2 * HALF) * SWIZZLE)
+            size = SWIZZLE if KIND == "e4m3" or KIND == "e5m2" else SWIZZLE // 2
+            tma_load_2d(a, ptr_address(maps, 0), step * size, 0, bar)
+            tma_load_2d(b, ptr_address(maps, 16), step * size, 0, bar)
+        mbarrier_wait_parity(bar, step & 1)
+        wgmma_fence()
+        for part in range(SWIZZLE // 32):
+            if KIND == "bf16":
+                acc = wgmma_ss_bf16(acc, first_a + 2 * part, first_b + 2 * part, not first)
+            elif KIND == "f16":
+                acc = wgmma_ss_f16(acc, first_a + 2 * part, first_b + 2 * part, not first)
+            elif KIND == "e4m3":
+                acc = wgmma_ss_e4m3(acc, first_a + 2 * part, first_b + 2 * part, not first)
+            else:
+                acc = wgmma_ss_e5m2(acc, first_a + 2 * part, first_b + 2 * part, not first)
+            first = False
+        wgmma_commit_group()
+        acc = wgmma_wait(acc, 0)
+        cuda.syncthreads()
+    lane = thread & 31
+    row = 16 * (thread >> 5) + (lane >> 2)
+    st_shared_acc(a + row * 8 * HALF + 8 * (lane & 3), acc, 8 * HALF)
+    cuda.syncthreads()
+    for at in range(thread, 128 * HALF, 128):
+        out[at] = ld_shared_f32(a + 4 * at)
+
+
+GROUP_PRODUCT = Kernel(
+    "group_product",
+    group_product,
+    ("u64*", "f32*", "u32*", "u32*", "i64"),
+    {"KIND": KINDS, "HALF": (), "SWIZZLE": (32, 64, 128)},
+    architectures=("sm_90a",),
+    threads=128,
+    blocks_per_sm=1,
+)
+
+
+def group_product_registers(x, maps, out, right, steps):
+    """As :func:`group_product`, with A from registers: x [64, K] as words, K 64 elements a step."""
+    bar = shared_base()
+    b = bar + 1024
+    thread = cuda.threadIdx.x
+    if thread == 0:
+        fence_tensormap_acquire(ptr_address(maps, 0))
+        mbarrier_init(bar, 1)
+        fence_mbarrier_init()
+    cuda.syncthreads()
+    lane = thread & 31
+    row = 16 * (thread >> 5) + (lane >> 2)
+    first_b = wgmma_descriptor(b, 128, 16, 1024)
+    acc = wgmma_zeros(HALF)
+    words = 32 * steps
+    for step in range(steps):
+        if thread == 0:
+            mbarrier_arrive_expect_tx(bar, 256 * HALF)
+            size = 128 if KIND == "e4m3" or KIND == "e5m2" else 64
+            tma_load_2d(b, ptr_address(maps, 0), step * size, 0, bar)
+        mbarrier_wait_parity(bar, step & 1)
+        for part in range(4):
+            at = row * words + 32 * step + 8 * part + (lane & 3)
+            quad = (x[at], x[at + 8 * words], x[at + 4], x[at + 8 * words + 4])
+            wgmma_fence()
+            if KIND == "bf16":
+                acc = wgmma_rs_bf16(acc, quad, first_b + 2 * part, True)
+            elif KIND == "f16":
+                acc = wgmma_rs_f16(acc, quad, first_b + 2 * part, True)
+            elif KIND == "e4m3":
+                acc = wgmma_rs_e4m3(acc, quad, first_b + 2 * part, True)
+            else:
+                acc = wgmma_rs_e5m2(acc, quad, first_b + 2 * part, True)
+            wgmma_commit_group()
+            wgmma_wait_group(0)
+            acc = wgmma_keep(acc)
+        cuda.syncthreads()
+    st_shared_acc(b + row * 8 * HALF + 8 * (lane & 3), acc, 8 * HALF)
+    cuda.syncthreads()
+    for at in range(thread, 128 * HALF, 128):
+        out[at] = ld_shared_f32(b + 4 * at)
+
+
+GROUP_PRODUCT_REGISTERS = Kernel(
+    "group_product_registers",
+    group_product_registers,
+    ("u32*", "u64*", "f32*", "u32*", "i64"),
+    {"KIND": KINDS, "HALF": ()},
+    architectures=("sm_90a",),
+    threads=128,
+    blocks_per_sm=1,
+)
+
+
+# Running them ------------------------------------------------------------------------------------
+
+
+def aligned(values: np.ndarray, alignment: int = 128) -> np.ndarray:
+    """A copy whose address is a multiple of `alignment`."""
+    memory = np.zeros(values.nbytes + alignment, np.uint8)
+    start = -memory.ctypes.data % alignment
+    made = memory[start : start + values.nbytes].view(values.dtype).reshape(values.shape)
+    made[...] = values
+    return made
+
+
+class Place:
+    """Where a test runs: makes arrays and maps, launches, and brings results back."""
+
+    def __init__(
+        self,
+        array: Callable[[np.ndarray], Any],
+        pointer: Callable[[Any], int],
+        encode: Callable[[TensorMap], bytes],
+        host: Callable[[Any], np.ndarray],
+        machine: Any = None,
+    ) -> None:
+        self.array = array
+        self.pointer = pointer
+        self.encode = encode
+        self.host = host
+        self.machine = machine
+
+    def maps(self, *tensors: TensorMap) -> Any:
+        """An array of tensor maps."""
+        return self.array(np.frombuffer(b"".join(map(self.encode, tensors)), np.uint64))
+
+    def run(
+        self, program: Any, block: int, shared: int, buffers: dict[str, Any], *args: Any
+    ) -> None:
+        """Launch one block; `args` are names of buffers and numbers."""
+        call = launch.Launch(program, 1, block, shared, args)
+        arrays = {name: as_array(value, name) for name, value in buffers.items()}
+        launch.run([call], arrays, machine=self.machine)
+
+
+def simulated(machine: Any) -> Place:
+    """On the simulated machine."""
+    from nvfp4.ptx.tensor_map import encode
+
+    return Place(aligned, lambda array: array.ctypes.data, encode, lambda array: array, machine)
+
+
+# What the tests on both compare ------------------------------------------------------------------
+
+
+def check_bulk_ring(place: Place, stages: int = 3, steps: int = 7) -> None:
+    x = np.random.default_rng(1).integers(0, 1 << 32, 128 * steps, np.uint32)
+    out = place.array(np.full(128 * steps + 4, POISON, np.uint32))
+    program = BULK_RING.program(STAGES=stages)
+    place.run(
+        program, 160, 1536 + 512 * stages, {"x": place.array(x), "out": out}, "x", "out", steps
+    )
+    got = place.host(out)
+    assert np.array_equal(got[:-4], x + np.uint32(1))
+    assert (got[-4:] == POISON).all()
+
+
+def check_copy_lines(place: Place, valid: int) -> None:
+    x = np.random.default_rng(2).integers(1, 1 << 32, 512, np.uint32)
+    out = place.array(np.full(512, POISON, np.uint32))
+    buffers = {"x": place.array(x[:valid] if place.machine else x), "out": out}
+    place.run(COPY_LINES.program(), 64, 128 + 2048, buffers, "x", "out", valid)
+    want = np.where(np.arange(512) < valid, x, np.uint32(0))
+    assert np.array_equal(place.host(out), want)
+
+
+def check_tensor_tile(place: Place, swizzle: int, x: int, y: int) -> None:
+    """A box of 16 rows of 128 bytes, partly outside of a tensor of 21 x 40 words."""
+    words = np.random.default_rng(3).integers(1, 1 << 32, (21, 40), np.uint32)
+    other = np.full((21, 40), POISON, np.uint32)
+    source, target = place.array(words), place.array(other)
+    inner = swizzle // 4 or 32
+    box = (32, 16) if inner == 32 else (inner, 16 * 32 // inner)
+    made = [
+        TensorMap(place.pointer(array), "u32", (40, 21), (160,), box, swizzle)
+        for array in (source, target)
+    ]
+    out = place.array(np.full(512, POISON, np.uint32))
+    buffers = {"maps": place.maps(*made), "out": out, "source": source, "target": target}
+    names = ("maps", "out", "source", "target")
+    place.run(TENSOR_TILE.program(), 32, 1024 + 2048, buffers, *names, x, y)
+    rows, columns = box[1], box[0]
+    whole = np.zeros((rows, columns), np.uint32)
+    for row in range(rows):
+        for column in range(columns):
+            if 0 <= y + row < 21 and 0 <= x + column < 40:
+                whole[row, column] = words[y + row, x + column]
+    got = place.host(out).reshape(rows, columns // 4 or 1, -1)
+    lines = whole.reshape(rows, columns // 4, 4)
+    for row in range(rows):
+        for chunk in range(columns // 4):
+            byte = (row * columns + 4 * chunk) * 4
+            moved = chunk
+            if swizzle:
+                moved = ((byte ^ (byte >> 3 & swizzle - 16)) - row * columns * 4) // 16
+            assert np.array_equal(got[row, moved], lines[row, chunk]), (row, chunk)
+    want = other.copy()
+    for row in range(rows):
+        for column in range(columns):
+            if 0 <= y + 1 + row < 21 and 0 <= x + column < 40:
+                want[y + 1 + row, x + column] = whole[row, column]
+    assert np.array_equal(place.host(target), want)
+
+
+def operands(kind: str, shape: tuple[int, ...], seed: int) -> tuple[np.ndarray, np.ndarray]:
+    """Small integers as words of `kind`, and as float64: all sums are exact in float32."""
+    values = np.random.default_rng(seed).integers(-3, 4, shape).astype(np.float32)
+    if kind == "bf16":
+        codes = (values.view(np.uint32) >> np.uint32(16)).astype(np.uint16)
+    elif kind == "f16":
+        codes = values.astype(np.float16).view(np.uint16)
+    else:
+        from nvfp4 import golden
+
+        codes = (golden.encode_e4m3 if kind == "e4m3" else golden.encode_e5m2)(values)
+    return np.ascontiguousarray(codes).view(np.uint32), values.astype(np.float64)
+
+
+def check_warp_product(place: Place, kind: str) -> None:
+    steps = 3
+    depth = steps * (32 if kind in ("e4m3", "e5m2") else 16)
+    x, a = operands(kind, (16, depth), 4)
+    w, b = operands(kind, (8, depth), 5)
+    out = place.array(np.full((16, 8), np.nan, np.float32))
+    buffers = {"x": place.array(x), "w": place.array(w), "out": out}
+    program = WARP_PRODUCT.program(KIND=kind)
+    place.run(program, 32, 1024 * steps, buffers, "x", "w", "out", steps)
+    assert np.array_equal(place.host(out), (a @ b.T).astype(np.float32))
+
+
+def check_load_matrices(place: Place) -> None:
+    x = np.random.default_rng(6).integers(0, 1 << 32, 128, np.uint32)
+    out = place.array(np.full((14, 32), POISON, np.uint32))
+    place.run(LOAD_MATRICES.program(), 32, 512, {"x": place.array(x), "out": out}, "x", "out")
+    matrices = x.view(np.uint16).reshape(4, 8, 8)
+    plain = matrices.reshape(4, 64).view(np.uint32)
+    turned = np.ascontiguousarray(matrices.transpose(0, 2, 1)).reshape(4, 64).view(np.uint32)
+    want = [plain[:1], turned[:1], plain[:2], turned[:2], plain, turned]
+    assert np.array_equal(place.host(out), np.concatenate(want))
+
+
+def _map(place: Place, array: Any, kind: str, rows: int, depth: int, swizzle: int) -> TensorMap:
+    size = 1 if kind in ("e4m3", "e5m2") else 2
+    element = {"e4m3": "u8", "e5m2": "u8"}.get(kind, kind)
+    box = (swizzle // size, rows)
+    pitch = (depth * size,)
+    return TensorMap(place.pointer(array), element, (depth, rows), pitch, box, swizzle)
+
+
+def check_group_product(place: Place, kind: str, columns: int, swizzle: int = 128) -> None:
+    steps = 2
+    depth = steps * swizzle // (1 if kind in ("e4m3", "e5m2") else 2)
+    x, a = operands(kind, (64, depth), 7)
+    w, b = operands(kind, (columns, depth), 8)
+    left, right = place.array(x), place.array(w)
+    maps = place.maps(
+        _map(place, left, kind, 64, depth, swizzle),
+        _map(place, right, kind, columns, depth, swizzle),
+    )
+    out = place.array(np.full((64, columns), np.nan, np.float32))
+    buffers = {"maps": maps, "out": out, "left": left, "right": right}
+    program = GROUP_PRODUCT.program(KIND=kind, HALF=columns // 2, SWIZZLE=swizzle)
+    shared = 1024 + max(8192 + 128 * columns, 256 * columns)
+    place.run(program, 128, shared, buffers, "maps", "out", "left", "right", steps)
+    assert np.array_equal(place.host(out), (a @ b.T).astype(np.float32))
+
+
+def check_group_product_registers(place: Place, kind: str, columns: int) -> None:
+    steps = 2
+    depth = steps * 128 // (1 if kind in ("e4m3", "e5m2") else 2)
+    x, a = operands(kind, (64, depth), 9)
+    w, b = operands(kind, (columns, depth), 10)
+    right = place.array(w)
+    maps = place.maps(_map(place, right, kind, columns, depth, 128))
+    out = place.array(np.full((64, columns), np.nan, np.float32))
+    buffers = {"x": place.array(x), "maps": maps, "out": out, "right": right}
+    program = GROUP_PRODUCT_REGISTERS.program(KIND=kind, HALF=columns // 2)
+    shared = 1024 + 256 * columns
+    place.run(program, 128, shared, buffers, "x", "maps", "out", "right", steps)
+    assert np.array_equal(place.host(out), (a @ b.T).astype(np.float32))
