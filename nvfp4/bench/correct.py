@@ -21,7 +21,8 @@ from ..formats import FORMATS
 from ..layouts import TILE_ROWS, scale_k_tiles, tcgen_offset, tile_starts
 from .devices import Device
 
-__all__ = ["check_products", "check_quantized", "sample_rows", "scale_offsets", "written_alike"]
+__all__ = ["check_products", "check_quantized", "sample_rows", "scale_offsets", "written_alike",
+           "written_alike_values"]  # fmt: skip
 
 POISONS = (0xAA, 0x55)
 WHOLE = 1 << 20
@@ -156,6 +157,26 @@ def _compare(
         if got.shape != want.shape or bad:
             return "", f"{bad:,} of {want.size:,} {name} differ from the golden model's"
     return ("all bytes" if whole else f"{rows.size} rows"), ""
+
+
+def written_alike_values(device: Device, call: Callable[[], Any], out: Any) -> str:
+    """The same for a call that writes values: NaN before the first, 1 before the second.
+
+    Returns
+    -------
+    str
+        Empty, or what is wrong.
+    """
+    results = []
+    for poison in (float("nan"), 1.0):
+        device.fill(out, poison)
+        device.wait()
+        call()
+        device.wait()
+        results.append(device.clone(out))
+    if not device.equal(*results):
+        return "two calls differ, or elements were not written"
+    return ""
 
 
 def check_products(

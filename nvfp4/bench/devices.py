@@ -128,6 +128,10 @@ class TorchDevice:
         kind = self._torch.int16
         self._torch.add(source.view(kind), 0, out=target.view(kind))
 
+    def matmul(self, a: Any, b: Any, out: Any) -> None:
+        """``a @ b.T`` by cuBLAS."""
+        self._torch.mm(a, b.t(), out=out)
+
     def mark(self) -> Any:
         """An event, recorded now."""
         event = self._torch.cuda.Event(enable_timing=True)

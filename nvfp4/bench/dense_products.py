@@ -1,0 +1,215 @@
+"""The suite ``matmul``: rows of bfloat16 times one quantised matrix, beside cuBLAS in bfloat16.
+
+Weights are rotated, so that they come from memory. A shape whose call would take more than a second
+is left out, and the table says how long it would take.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Sequence
+from typing import Any
+
+import numpy as np
+
+from .. import api
+from ..formats import FORMATS, BlockFormat
+from .correct import check_products, written_alike_values
+from .report import row, skipped
+from .run import Options, Run
+from .shapes import DENSE_PRODUCTS, DenseProduct
+from .targets import product_floor
+from .timing import FOOTPRINT, Timing
+from .weights import bits_of, copies_of, make_weights, prepared, values_of
+
+__all__ = ["FORMATS_BY_DEFAULT", "Pace", "calls", "measure", "timed_product"]
+
+GROUP = "Dense products, bfloat16 activations"
+FORMATS_BY_DEFAULT = ("mxfp4", "nvfp4", "mxfp8_e4m3")
+#: Seconds of one call above which a shape is left out.
+LONGEST = 1.0
+
+
+def calls(
+    options: Options, products: Iterable[DenseProduct] = DENSE_PRODUCTS
+) -> list[dict[str, Any]]:
+    """What is called, as ``nvfp4 compile --shapes`` takes it."""
+    prepare = {"prepared": True} if hasattr(api, "prepare_weights") else {}
+    formats = list(options.chosen(FORMATS_BY_DEFAULT))
+    probe = [DenseProduct(*_PROBE, ratio=0)]
+    return [
+        {"call": "matmul", "a": "bfloat16", "b": formats, "m": p.rows, "n": p.columns,
+         "k": p.depth} | prepare
+        for p in [*probe, *products]
+        if p.rows == _PROBE[2] or options.wants(p.label)
+    ] if formats else []  # fmt: skip
+
+
+# --- shapes that would take too long --------------------------------------------------------------
+
+_PROBE = (1024, 2048, 64)  # columns, depth, rows
+
+
+class Pace:
+    """Multiplications a second seen so far; says what a larger call would take."""
+
+    def __init__(self) -> None:
+        self.rate = 0.0
+
+    def saw(self, work: float, seconds: float) -> None:
+        """A call took so long."""
+        self.rate = max(self.rate, work / seconds)
+
+    def too_long(self, work: float) -> str:
+        """Why a call is left out; empty: it is not."""
+        seconds = work / self.rate if self.rate else 0.0
+        if seconds <= LONGEST:
+            return ""
+        return f"one call would take {seconds:.1f} s with the present kernel"
+
+
+def probe(run: Run, fmt: BlockFormat) -> Pace:
+    """A small product's pace."""
+    columns, depth, rows = _PROBE
+    pace = Pace()
+    b = prepared(make_weights(run.device, fmt, (columns, depth)))
+    a = run.device.random(rows * depth).reshape(rows, depth)
+    out = run.device.full((rows, columns), 0.0, "bfloat16")
+    seconds = one_call(run, lambda: api.matmul(a, b, out=out))
+    pace.saw(rows * columns * depth, seconds)
+    return pace
+
+
+def one_call(run: Run, call: Callable[[], Any]) -> float:
+    """Seconds of a call after a first one."""
+    call()
+    run.device.wait()
+    first = run.device.mark()
+    call()
+    return run.device.seconds(first, run.device.mark())
+
+
+def timed_product(
+    run: Run, calls: Sequence[Callable[[], Any]], pace: Pace, work: float
+) -> tuple[Timing, Callable[[], Any]]:
+    """Time calls, fewer of them where they are slow."""
+    seconds = one_call(run, calls[0])
+    pace.saw(work, seconds)
+    most = max(1, int(2.0 / max(seconds, 1e-9)))  # of calls in all
+    some = calls[: max(1, min(len(calls), most // 4))]
+    least = min(40, max(1, most // 8))
+    return run.timed(some, least=least, budget=0.15)
+
+
+# --- measuring ------------------------------------------------------------------------------------
+
+
+def measure(run: Run, products: Iterable[DenseProduct] = DENSE_PRODUCTS) -> None:
+    """Every product that was asked for in every format, and cuBLAS."""
+    chosen = [p for p in products if run.options.wants(p.label)]
+    speeds = {p: _cublas(run, p) for p in dict.fromkeys(chosen)}
+    needed = [p for p in chosen if p.reference == "cuBLAS 8192"]
+    cube = _cublas_8192(run) if needed else None
+    for name in run.options.chosen(FORMATS_BY_DEFAULT):
+        fmt = FORMATS[name]
+        if not chosen or run.late(GROUP, "", name, "nvfp4"):
+            continue
+        run.say(f"{name}: how fast is a small product")
+        pace = probe(run, fmt)
+        for p in chosen:
+            if run.late(GROUP, p.label, name, "nvfp4", p.target()):
+                continue
+            _measure(run, p, fmt, pace, speeds[p], cube)
+            run.device.release()
+    run.sort()
+
+
+def _measure(
+    run: Run, p: DenseProduct, fmt: BlockFormat, pace: Pace, cublas: float | None,
+    cube: float | None,
+) -> None:  # fmt: skip
+    work = float(p.rows) * p.columns * p.depth
+    why = pace.too_long(work)
+    if why:
+        run.add(skipped(GROUP, p.label, fmt.name, "nvfp4", why, p.target()))
+        return
+    run.say(f"{p.label}: {fmt.name}")
+    device = run.device
+    shape = (p.columns, p.depth)
+    originals = [make_weights(device, fmt, shape) for _ in range(copies_of(fmt, shape))]
+    weights = [prepared(w) for w in originals]
+    a = device.random(p.rows * p.depth).reshape(p.rows, p.depth)
+    out = device.full((p.rows, p.columns), float("nan"), "bfloat16")
+    called = [_matmul(a, b, out) for b in weights]
+    timing, _ = timed_product(run, called, pace, work)
+    checked = _checked(run, called[0], a, originals[0], out)
+    floor = product_floor(rows=p.rows, columns=p.columns, depth=p.depth, bits=bits_of(fmt))
+    references = {}
+    if cublas is not None:
+        references["cuBLAS"] = cublas
+    if cube is not None:
+        references["cuBLAS 8192"] = 2 * work / cube
+    run.add(
+        row(
+            GROUP, p.label, fmt.name, "nvfp4", timing, flops=2 * work, floor=floor,
+            references=references, target=p.target(), checked=checked,
+        )
+    )  # fmt: skip
+
+
+def _matmul(a: Any, b: Any, out: Any) -> Callable[[], Any]:
+    return lambda: api.matmul(a, b, out=out)
+
+
+def _checked(run: Run, call: Callable[[], Any], a: Any, b: Any, out: Any) -> str:
+    device = run.device
+    wrong = written_alike_values(device, call, out)
+    if wrong:
+        return f"WRONG: {wrong}"
+    rng = np.random.default_rng(0)
+    rows = np.unique(np.concatenate([[0, a.shape[0] - 1], rng.integers(0, a.shape[0], 6)]))
+    columns = np.unique(np.concatenate([[0, b.shape[0] - 1], rng.integers(0, b.shape[0], 30)]))
+    got = device.rows(out, rows)[:, columns]
+    return check_products(got, device.rows(a, rows), values_of(device, b, columns))
+
+
+# --- cuBLAS ---------------------------------------------------------------------------------------
+
+
+def _cublas(run: Run, p: DenseProduct) -> float | None:
+    """Seconds of cuBLAS in bfloat16, and its row; None without PyTorch."""
+    if not hasattr(run.device, "matmul"):
+        return None
+    if run.late(GROUP, p.label, "bfloat16", "cuBLAS"):
+        return None
+    run.say(f"{p.label}: cuBLAS")
+    seconds = _cublas_timing(run, p.rows, p.columns, p.depth)
+    floor = product_floor(rows=p.rows, columns=p.columns, depth=p.depth, bits=16)
+    flops = 2.0 * p.rows * p.columns * p.depth
+    run.add(row(GROUP, p.label, "bfloat16", "cuBLAS", seconds, flops=flops, floor=floor))
+    run.device.release()
+    return seconds.median
+
+
+def _cublas_8192(run: Run) -> float | None:
+    """Operations a second of cuBLAS at 8192 x 8192 x 8192."""
+    label = "8192 x 8192, 8192 rows"
+    if not hasattr(run.device, "matmul") or run.late(GROUP, label, "bfloat16", "cuBLAS"):
+        return None
+    timing = _cublas_timing(run, 8192, 8192, 8192)
+    flops = 2.0 * 8192**3
+    run.add(row(GROUP, label, "bfloat16", "cuBLAS", timing, flops=flops))
+    return flops / timing.median
+
+
+def _cublas_timing(run: Run, rows: int, columns: int, depth: int) -> Timing:
+    device: Any = run.device
+    count = max(2, min(16, -(-FOOTPRINT // (2 * columns * depth))))
+    weights = device.random(count * columns * depth).reshape(count, columns, depth)
+    a = device.random(rows * depth).reshape(rows, depth)
+    out = device.full((rows, columns), 0.0, "bfloat16")
+    timing, _ = run.timed([_bound_matmul(device, a, weights[i], out) for i in range(count)])
+    return timing
+
+
+def _bound_matmul(device: Any, a: Any, b: Any, out: Any) -> Callable[[], Any]:
+    return lambda: device.matmul(a, b, out)

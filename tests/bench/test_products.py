@@ -1,0 +1,179 @@
+"""The suites of products on a pretended card: checked, judged, and left out where they are slow."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import pytest
+
+from nvfp4 import warm
+from nvfp4.bench import dense_products, grouped_products, weights
+from nvfp4.bench.correct import check_products
+from nvfp4.bench.report import Report, Row
+from nvfp4.bench.run import Options, Run
+from nvfp4.bench.shapes import DenseProduct, Layer
+from nvfp4.bench.timing import Deadline
+from nvfp4.formats import FORMATS, MXFP4, NVFP4
+
+from .pretended import Card
+
+DENSE = DenseProduct(48, 64, 5, ratio=0.5)
+UP = Layer("Small up", 4, 32, 64, 2, True, (("mxfp4", ((1, 1.0, 2.0, 3.0),)),))
+DOWN = Layer("Small down", 4, 32, 64, 2, False, ())
+
+
+@pytest.fixture(autouse=True)
+def small(monkeypatch: pytest.MonkeyPatch) -> None:
+    for module in (dense_products, grouped_products):
+        monkeypatch.setattr(module, "copies_of", lambda fmt, shape: 2)
+    monkeypatch.setattr(dense_products, "_PROBE", (32, 64, 4))
+    monkeypatch.setattr(grouped_products, "_PROBE", (32, 64, 4, 2))
+    monkeypatch.setattr(grouped_products, "TOKENS", (1, 6))
+
+
+class Ticking(Card):
+    """Time passes between marks too, as where a call is timed without a graph."""
+
+    def mark(self) -> float:
+        self.now += 1e-6
+        return self.now
+
+
+def run(module: Any, shapes: Any, card: Card | None = None, **options: Any) -> list[Row]:
+    chosen = Options(**{"peers": False, "formats": ("mxfp4",)} | options)
+    made = Run(card or Ticking(), chosen, Deadline(9e9), Report("matmul", {}))
+    module.measure(made, shapes)
+    return made.report.rows
+
+
+@pytest.mark.parametrize("fmt", list(FORMATS)[:3])
+def test_a_dense_product_is_checked_against_exact_sums(fmt: str) -> None:
+    (r,) = run(dense_products, [DENSE], formats=(fmt,))
+    assert r.checked.endswith(" elements") and r.format == fmt
+    assert r.us == pytest.approx(1e-3 / 40 * 1e6, rel=0.01)
+    assert r.target == "≥ 0.50 floor" and r.met is False and r.reference == "floor"
+    assert r.tflops == pytest.approx(2 * 5 * 48 * 64 / (r.us * 1e-6) * 1e-12)
+
+
+def test_without_cublas_its_targets_are_undecided() -> None:
+    (r,) = run(dense_products, [DenseProduct(48, 64, 5, 1.0, "cuBLAS", exclusive=True)])
+    assert (r.target, r.met, r.ratio) == ("> 1.00 cuBLAS", None, None)
+
+
+class WithCublas(Ticking):
+    def matmul(self, a: Any, b: Any, out: Any) -> None:
+        out[...] = (a.astype(np.float32) @ b.astype(np.float32).T).astype(out.dtype)
+
+
+def test_with_cublas_they_are_judged_in_the_same_run() -> None:
+    rows = run(dense_products, [DenseProduct(48, 64, 5, 1.0, "cuBLAS", exclusive=True)],
+               card=WithCublas())  # fmt: skip
+    assert [r.what for r in rows] == ["cuBLAS", "nvfp4"]
+    # A graph takes 1 ms; cuBLAS has 16 matrices in turns and so 48 calls in it.
+    assert rows[1].reference == "cuBLAS" and rows[1].ratio == pytest.approx(40 / 48)
+
+
+@pytest.mark.parametrize("layer", [UP, DOWN], ids=["gathered", "sorted"])
+def test_a_layer_is_checked_with_every_number_of_tokens(layer: Layer) -> None:
+    rows = run(grouped_products, [layer])
+    assert [r.shape for r in rows] == [layer.label(1), layer.label(6)]
+    assert all(r.checked.endswith(" elements") for r in rows)
+    assert all(r.floor_us is not None and r.floor_us > 0 for r in rows)
+    assert [bool(r.target) for r in rows] == [layer is UP, False]
+
+
+def wrong_somewhere(monkeypatch: pytest.MonkeyPatch, name: str) -> None:
+    real: Callable[..., Any] = getattr(dense_products.api, name)
+
+    def call(a: Any, b: Any, *, out: Any, **more: Any) -> Any:
+        real(a, b, out=out, **more)
+        out[0, 0] = out[0, 0] + 100
+        return out
+
+    monkeypatch.setattr(dense_products.api, name, call)
+
+
+def test_a_wrong_product_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
+    wrong_somewhere(monkeypatch, "matmul")
+    wrong_somewhere(monkeypatch, "grouped_matmul")
+    (r,) = run(dense_products, [DENSE])
+    assert r.wrong and "sampled" in r.checked
+    assert all(r.wrong for r in run(grouped_products, [UP]))
+
+
+def test_elements_that_are_not_written_are_found(monkeypatch: pytest.MonkeyPatch) -> None:
+    real = dense_products.api.matmul
+
+    def call(a: Any, b: Any, *, out: Any) -> Any:
+        last = out[-1, -1].copy()
+        real(a, b, out=out)
+        out[-1, -1] = last
+        return out
+
+    monkeypatch.setattr(dense_products.api, "matmul", call)
+    (r,) = run(dense_products, [DENSE])
+    assert r.checked == "WRONG: two calls differ, or elements were not written"
+
+
+def test_what_would_take_more_than_a_second_is_left_out_and_said() -> None:
+    class Slow(Card):
+        """A mark costs a second: so much does the small product seem to take."""
+
+        def mark(self) -> float:
+            self.now += 1.0
+            return self.now
+
+    (r,) = run(dense_products, [DENSE], card=Slow())
+    assert r.us is None and r.met is None and r.target
+    # The probe has 4 * 32 * 64 multiplications, this 5 * 48 * 64.
+    assert r.note == "skipped: one call would take 1.9 s with the present kernel"
+    rows = run(grouped_products, [UP], card=Slow())
+    assert [r.us is None for r in rows] == [False, True]
+
+
+def test_a_product_s_error_may_be_a_rounding_but_not_more() -> None:
+    a = np.full((1, 64), 1.0, np.float32)
+    b = np.full((1, 64), 1.0, np.float32)
+    assert check_products(np.array([[64.0]]), a, b) == "1 elements"
+    assert check_products(np.array([[64.2]]), a, b) == "1 elements"
+    assert check_products(np.array([[64.5]]), a, b).startswith("WRONG")
+    assert check_products(np.array([[np.nan]]), a, b).startswith("WRONG")
+
+
+def test_routings_are_disjoint_where_tokens_are_few_and_have_distinct_experts() -> None:
+    few = grouped_products.routings(1, 128, 4)
+    assert len(few) == 32 and all(r.hit == 4 for r in few)
+    starts = np.array([np.diff(r.offsets) for r in few])
+    assert (starts.sum(axis=0) == 1).all()
+    many = grouped_products.routings(512, 8, 2)
+    assert len(many) == 8
+    for r in many:
+        assert r.offsets[-1] == 1024 and r.hit == 8
+        expert = np.searchsorted(r.offsets, np.arange(1024), side="right") - 1
+        pairs = {(int(t), int(e)) for t, e in zip(r.tokens, expert, strict=True)}
+        assert len(pairs) == 1024  # no token twice at one expert
+        assert (np.bincount(r.tokens) == 2).all()
+    assert len(grouped_products.routings(8192, 8, 2)) == 2
+
+
+def test_weights_are_enough_copies_and_have_no_special_values() -> None:
+    monkeyed = weights.copies_of
+    assert monkeyed(MXFP4, (128, 2880, 2880)) == 1
+    assert monkeyed(MXFP4, (8192, 8192)) == 16
+    assert monkeyed(NVFP4, (16, 16)) == weights.MOST_COPIES
+    assert weights.bits_of(MXFP4) == 4.25 and weights.bits_of(NVFP4) == 4.5
+    card = Card()
+    for fmt in FORMATS.values():
+        w = weights.make_weights(card, fmt, (3, 40, 64))
+        values = weights.values_of(card, w, np.array([0, 39]), 2)
+        whole = w.dequantize("float32")[2][[0, 39]]
+        assert np.isfinite(values).all() and (values == whole).all()
+
+
+def test_the_calls_to_build_are_those_that_are_measured() -> None:
+    options = Options(only=("Qwen3-30B-A3B", "8192 x 8192, 16"), formats=("mxfp4",))
+    for module in (dense_products, grouped_products):
+        calls = [one for call in module.calls(options) for one in warm.expand(call)]
+        assert len(calls) > 1 and warm.programs(calls, "sm_90a")
