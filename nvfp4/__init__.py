@@ -25,7 +25,9 @@ __all__ = [
     "interleave_scales",
     "matmul",
     "quantize",
+    "rmsnorm_quantize",
     "simulate",
+    "swiglu_quantize",
 ]
 
 # Public name -> the module that has it; None: the name is the module.
@@ -43,7 +45,9 @@ _HOMES = {
     "interleave_scales": "api",
     "matmul": "api",
     "quantize": "api",
+    "rmsnorm_quantize": "api",
     "simulate": "sim",
+    "swiglu_quantize": "api",
 }
 
 
@@ -70,6 +74,8 @@ if TYPE_CHECKING:
     from .api import interleave_scales as interleave_scales
     from .api import matmul as matmul
     from .api import quantize as quantize
+    from .api import rmsnorm_quantize as rmsnorm_quantize
+    from .api import swiglu_quantize as swiglu_quantize
     from .epilogue import Epilogue as Epilogue
     from .errors import SimulationError as SimulationError
     from .errors import ToolchainError as ToolchainError

@@ -20,6 +20,7 @@ from .kernels.quantize import AMAX, AMAX_CLEAR, AMAX_FINISH, QUANTIZE
 from .kernels.quantize_stream import QUANTIZE_STREAM
 from .launch import Launch
 from .layouts import TILE_BLOCKS, TILE_BYTES, TILE_ROWS, allocated_tiles
+from .plans_fused import fused_quantize, grouped_fused_quantize
 from .plans_products import grouped_matmul, matmul
 from .tiling import (
     MAX_YZ,
@@ -40,6 +41,8 @@ from .tiling import (
 __all__ = [
     "deinterleave_scales",
     "dequantize",
+    "fused_quantize",
+    "grouped_fused_quantize",
     "grouped_matmul",
     "grouped_quantize",
     "interleave_scales",

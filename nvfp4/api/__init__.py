@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from .dense import quantize
+from .fused import rmsnorm_quantize, swiglu_quantize
 from .grouped import grouped_quantize
 from .products import grouped_matmul, matmul
 from .scales import deinterleave_scales, interleave_scales
@@ -14,4 +15,6 @@ __all__ = [
     "interleave_scales",
     "matmul",
     "quantize",
+    "rmsnorm_quantize",
+    "swiglu_quantize",
 ]

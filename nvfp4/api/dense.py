@@ -28,6 +28,7 @@ def quantize(
     encode_scale: Any = None,
     scale_rounding: str = "rceil",
     scale_layout: str = "tcgen",
+    row_counts: Any = None,
     out: QTensor | None = None,
     stream: Any = None,
 ) -> QTensor:
@@ -52,6 +53,9 @@ def quantize(
         an encode scale.
     scale_layout : {"tcgen", "linear"}
         "tcgen": 128 x 4 tiles, as tensor cores and cuBLAS read them; "linear": [..., K/V].
+    row_counts : array of int32 or int64, [E], optional
+        For x of [E, capacity, K]: only the first row_counts[e] rows of matrix e count; the others
+        are taken as zeros, so that their codes and scales are 0.
     out : QTensor, optional
         Of the same format, shape and layout; its arrays are written, every byte of them, and it is
         returned.
@@ -72,11 +76,16 @@ def quantize(
     ValueError
         An unknown option, or one that the format does not take; a shape (the message names the
         multiple that K must be); an encode scale that is not finite or is below 2^-126, where the
-        host can read it; arrays on different devices or overlapping ones; a tensor that requires
+        host can read it; `row_counts` that are not from 0 to the capacity, where the host can read
+        them; arrays on different devices or overlapping ones; a tensor that requires
         grad while grad mode is on.
     UnsupportedError
         There is no kernel for this GPU.
     """
+    if row_counts is not None:
+        return _counted(
+            x, format, encode_scale, scale_rounding, scale_layout, row_counts, out, stream
+        )
     if out is not None and repeat(
         x, format, encode_scale, scale_rounding, scale_layout, out, stream
     ):
@@ -148,6 +157,33 @@ def quantize(
             lambda: _place.prepared(where, call.launches, aligned=aligned),
         )
     return result
+
+
+def _counted(
+    x: Any,
+    format: str | BlockFormat,
+    encode_scale: Any,
+    scale_rounding: str,
+    scale_layout: str,
+    row_counts: Any,
+    out: QTensor | None,
+    stream: Any,
+) -> QTensor:
+    """Quantise the rows that count."""
+    from ._fused import Front, Options, quantize_front
+
+    fmt = block_format(format)
+    source = arrays.as_array(x, "x", stream=stream)
+    check_floats("x", source.spec)
+    front = Front(
+        "plain", source, "x", source.shape[-1] if source.shape else 0, lambda x, _: (x, x)
+    )
+    options = Options(
+        *(None, None, None, row_counts, encode_scale, scale_rounding, scale_layout, False),
+        *(out, stream),
+    )
+    counted: QTensor = quantize_front(front, fmt, options)
+    return counted
 
 
 class _DenseCall(NamedTuple):

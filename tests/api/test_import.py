@@ -15,11 +15,18 @@ import nvfp4
 PUBLIC = {
     "BlockFormat", "Epilogue", "QTensor", "SimulationError", "ToolchainError", "UnsupportedError",
     "deinterleave_scales", "epilogues", "grouped_matmul", "grouped_quantize", "interleave_scales",
-    "matmul", "quantize", "simulate",
+    "matmul", "quantize", "rmsnorm_quantize", "simulate", "swiglu_quantize",
 }  # fmt: skip
 
 SIGNATURES = {
     "quantize": "(x, format, *, encode_scale=None, scale_rounding='rceil', scale_layout='tcgen', "
+    "row_counts=None, out=None, stream=None)",
+    "swiglu_quantize": "(gate_up, format, *, halves='split', kind='silu', row_offsets=None, "
+    "expert_ids=None, row_indices=None, row_counts=None, encode_scale=None, "
+    "scale_rounding='rceil', scale_layout='tcgen', return_hidden=False, out=None, stream=None)",
+    "rmsnorm_quantize": "(x, weight, eps, format, *, residual=None, residual_out=None, "
+    "norm_out=None, row_offsets=None, expert_ids=None, row_indices=None, row_counts=None, "
+    "encode_scale=None, scale_rounding='rceil', scale_layout='tcgen', return_hidden=False, "
     "out=None, stream=None)",
     "grouped_quantize": "(x, format, *, row_offsets, expert_ids=None, row_indices=None, "
     "encode_scale=None, scale_rounding='rceil', scale_layout='tcgen', out=None, stream=None)",
