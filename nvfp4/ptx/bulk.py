@@ -39,7 +39,7 @@ def policy_evict_last():
 
 @instruction(
     "void(u32, i64, u32, u32)",
-    asm="cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes [$0], [$1], $2, [$3];",
+    asm="cp.async.bulk.shared::cta.global.mbarrier::complete_tx::bytes [$0], [$1], $2, [$3];",
     memory=True,
     min_cc=_HOPPER,
 )
@@ -50,7 +50,7 @@ def bulk_load(target, address, count, mbarrier):
 
 @instruction(
     "void(u32, i64, u32, u32, i64)",
-    asm="cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes.L2::cache_hint"
+    asm="cp.async.bulk.shared::cta.global.mbarrier::complete_tx::bytes.L2::cache_hint"
     " [$0], [$1], $2, [$3], $4;",
     memory=True,
     min_cc=_HOPPER,

@@ -21,7 +21,7 @@ def _load(rank, hint=""):
     coordinates = ", ".join(f"${i + 2}" for i in range(rank))
     policy = f", ${rank + 3}" if hint else ""
     return (
-        f"cp.async.bulk.tensor.{rank}d.shared::cluster.global.tile.mbarrier::complete_tx::bytes"
+        f"cp.async.bulk.tensor.{rank}d.shared::cta.global.tile.mbarrier::complete_tx::bytes"
         f"{hint} [$0], [$1, {{{coordinates}}}], [${rank + 2}]{policy};"
     )
 

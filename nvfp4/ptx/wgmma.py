@@ -45,17 +45,14 @@ SWIZZLE_CODES = {128: 1, 64: 2, 32: 3, 0: 0}
 # Descriptors -------------------------------------------------------------------------------------
 
 
-def _descriptor_bits(swizzle, leading, stride):
+def _swizzle_code(swizzle):
     if swizzle not in SWIZZLE_CODES:
         raise ValueError(f"swizzle must be one of 128, 64, 32, 0; got {swizzle!r}")
-    for name, value in (("leading", leading), ("stride", stride)):
-        if value % 16 or not 0 <= value < 1 << 18:
-            raise ValueError(f"{name} must be a multiple of 16 below 2^18; got {value!r}")
-    bits = SWIZZLE_CODES[swizzle] << 62 | stride >> 4 << 32 | leading >> 4 << 16
-    return bits - (1 << 64) if bits >> 63 else bits
+    code = SWIZZLE_CODES[swizzle] << 62
+    return code - (1 << 64) if code >> 63 else code
 
 
-@instruction("i64(u32, imm, imm, imm)")
+@instruction("i64(u32, imm, u32, u32)")
 def wgmma_descriptor(address, swizzle, leading, stride):
     """The descriptor of a K-major operand in shared memory at `address`, as 64 bits.
 
@@ -64,18 +61,22 @@ def wgmma_descriptor(address, swizzle, leading, stride):
     next (8 * swizzle where they follow each other), `leading` unused (16). The tile begins at a
     multiple of 8 * swizzle; adding 2 to the descriptor goes on by 32 bytes along K. Without
     swizzle (0), 8 rows of 16 bytes are contiguous, `leading` bytes apart along K and `stride`
-    along M or N.
+    along M or N. All are multiples of 16 below 2^18.
     """
-    bits = _descriptor_bits(swizzle, leading, stride)
-    return bits | (address & 0x3FFFF) >> 4
+    fields = ((address, 0), (leading, 16), (stride, 32))
+    bits = sum((value & 0x3FFFF) >> 4 << place for value, place in fields)
+    return bits | _swizzle_code(swizzle)
 
 
 @wgmma_descriptor.lowering()
-def _wgmma_descriptor(builder, ir, arguments, swizzle, leading, stride):
+def _wgmma_descriptor(builder, ir, arguments, swizzle):
     word, long = ir.IntType(32), ir.IntType(64)
-    start = builder.and_(arguments[0], ir.Constant(word, 0x3FFFF))
-    start = builder.zext(builder.lshr(start, ir.Constant(word, 4)), long)
-    return builder.or_(start, ir.Constant(long, _descriptor_bits(swizzle, leading, stride)))
+    made = ir.Constant(long, _swizzle_code(swizzle))
+    for value, place in zip(arguments, (0, 16, 32), strict=True):
+        field = builder.and_(value, ir.Constant(word, 0x3FFFF))
+        field = builder.zext(builder.lshr(field, ir.Constant(word, 4)), long)
+        made = builder.or_(made, builder.shl(field, ir.Constant(long, place)))
+    return made
 
 
 # Order -------------------------------------------------------------------------------------------
@@ -227,29 +228,27 @@ _lower_product(wgmma_rs_e5m2, "e5m2", True)
 # Accumulators ------------------------------------------------------------------------------------
 
 
-@instruction("void(u32, f32xN, imm)")
+@instruction("void(u32, f32xN, u32)")
 def st_shared_acc(address, acc, pitch):
     """Store the accumulators to shared memory as float32, rows of the tile `pitch` bytes apart.
 
     `address` is where this thread's first goes: row 16w + g, column 2t of the tile. A tuple can be
     indexed by constants only, so this is how a loop gets at accumulators.
     """
-    block = thread().block
-    for j in range(len(acc) // 4):
-        for half in range(2):
-            first, second = (bits_of(acc[4 * j + 2 * half + k]) for k in range(2))
-            place = address + 32 * j + 8 * half * pitch
-            block.shared.store(place, 8, first | second << 32)
+    shared = thread().block.shared
+    for place in range(0, len(acc), 2):
+        pair = bits_of(acc[place]) | bits_of(acc[place + 1]) << 32
+        shared.store(address + 32 * (place // 4) + 8 * pitch * (place // 2 % 2), 8, pair)
 
 
 @st_shared_acc.lowering(memory=True)
-def _st_shared_acc(builder, ir, arguments, pitch):
-    address, *acc = arguments
-    for j in range(len(acc) // 4):
-        for half in range(2):
-            pair = acc[4 * j + 2 * half : 4 * j + 2 * half + 2]
-            text = f"st.shared.v2.f32 [$0+{32 * j + 8 * half * pitch}], {{$1, $2}};"
-            lower.perform(builder, ir, text, [address, *pair])
+def _st_shared_acc(builder, ir, arguments):
+    address, *acc, pitch = arguments
+    below = builder.add(address, builder.shl(pitch, ir.Constant(ir.IntType(32), 3)))
+    for place in range(0, len(acc), 2):
+        row = below if place // 2 % 2 else address
+        text = f"st.shared.v2.f32 [$0+{32 * (place // 4)}], {{$1, $2}};"
+        lower.perform(builder, ir, text, [row, acc[place], acc[place + 1]])
 
 
 # Registers ---------------------------------------------------------------------------------------

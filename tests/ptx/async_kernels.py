@@ -8,7 +8,7 @@ import numpy as np
 from nvfp4 import launch
 from nvfp4._numba import cuda
 from nvfp4.arrays import as_array
-from nvfp4.program import Kernel
+from nvfp4.program import Kernel, Program
 from nvfp4.ptx.arith import add_u32, or_u32, select_u32, shl_u32, xor_u32
 from nvfp4.ptx.bulk import (
     bulk_commit_group,
@@ -236,6 +236,26 @@ TENSOR_TILE = Kernel(
 # Products of a warp ------------------------------------------------------------------------------
 
 
+def product_bf16(a, b, c):
+    return mma_m16n8k16_bf16(a, b, c)
+
+
+def product_f16(a, b, c):
+    return mma_m16n8k16_f16(a, b, c)
+
+
+def product_e4m3(a, b, c):
+    return mma_m16n8k32_e4m3(a, b, c)
+
+
+def product_e5m2(a, b, c):
+    return mma_m16n8k32_e5m2(a, b, c)
+
+
+#: What a program replaces by one of the above: not every card has the instructions of all.
+product = product_bf16
+
+
 def warp_product(x, w, out, steps):
     """out [16, 8] = x [16, 16 or 32 steps] w [8, ..]^T of one warp; x and w as words."""
     base = shared_base()
@@ -257,14 +277,7 @@ def warp_product(x, w, out, steps):
         lines = base + 1024 * step
         a = ldmatrix_x4(lines + 16 * (lane & 15) + 512 * (lane >> 4))
         b = ldmatrix_x2(lines + 256 + 16 * (lane & 7) + 512 * ((lane >> 3) & 1))
-        if KIND == "bf16":
-            c = mma_m16n8k16_bf16(a, b, c)
-        elif KIND == "f16":
-            c = mma_m16n8k16_f16(a, b, c)
-        elif KIND == "e4m3":
-            c = mma_m16n8k32_e4m3(a, b, c)
-        else:
-            c = mma_m16n8k32_e5m2(a, b, c)
+        c = product(a, b, c)
     at = 8 * (lane >> 2) + 2 * (lane & 3)
     out[at] = c[0]
     out[at + 1] = c[1]
@@ -273,9 +286,17 @@ def warp_product(x, w, out, steps):
 
 
 KINDS = ("bf16", "f16", "e4m3", "e5m2")
-WARP_PRODUCT = Kernel(
-    "warp_product", warp_product, ("u32*", "u32*", "f32*", "i64"), {"KIND": KINDS}, threads=32
-)
+PRODUCTS = {
+    "bf16": product_bf16,
+    "f16": product_f16,
+    "e4m3": product_e4m3,
+    "e5m2": product_e5m2,
+}
+WARP_PRODUCT = Kernel("warp_product", warp_product, ("u32*", "u32*", "f32*", "i64"), threads=32)
+
+
+def warp_program(kind: str) -> Program:
+    return Program(WARP_PRODUCT, (), (("product", PRODUCTS[kind]),))
 
 
 def load_matrices(x, out):
@@ -554,7 +575,7 @@ def check_warp_product(place: Place, kind: str) -> None:
     w, b = operands(kind, (8, depth), 5)
     out = place.array(np.full((16, 8), np.nan, np.float32))
     buffers = {"x": place.array(x), "w": place.array(w), "out": out}
-    program = WARP_PRODUCT.program(KIND=kind)
+    program = warp_program(kind)
     place.run(program, 32, 1024 * steps, buffers, "x", "w", "out", steps)
     assert np.array_equal(place.host(out), (a @ b.T).astype(np.float32))
 
