@@ -160,7 +160,7 @@ def _launches(run: Run) -> list[tuple[str, Callable[[], Any]]]:
     values = tuple(buffers[name].pointer for name in ready.names)
     return [
         ("launch.run", lambda: launch.run(launches, buffers, stream=stream, device=x.device)),
-        ("launch.prepare'd", lambda: ready(values, stream)),
+        ("prepared launch", lambda: ready(values, stream)),
     ]
 
 

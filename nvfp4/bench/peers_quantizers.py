@@ -75,8 +75,18 @@ def _installed(module: str) -> bool:
     return False
 
 
-def _to_mx(dtype: str) -> Callable[[Any], Any]:
+def _compiler() -> Any:
+    """PyTorch, told to compile for every shape: past a limit it would run uncompiled, silently."""
     torch = importlib.import_module("torch")
+    config = importlib.import_module("torch._dynamo.config")
+    for name in ("recompile_limit", "cache_size_limit"):
+        if hasattr(config, name):
+            setattr(config, name, 1000)
+    return torch
+
+
+def _to_mx(dtype: str) -> Callable[[Any], Any]:
+    torch = _compiler()
     module = importlib.import_module("torchao.prototype.mx_formats.mx_tensor")
     config = importlib.import_module("torchao.prototype.mx_formats.config")
     kind, mode = getattr(torch, dtype), config.ScaleCalculationMode.FLOOR
@@ -87,7 +97,7 @@ def _to_mx(dtype: str) -> Callable[[Any], Any]:
 
 
 def _nvfp4_quantize() -> Callable[[Any], Any]:
-    torch = importlib.import_module("torch")
+    torch = _compiler()
     module = importlib.import_module("torchao.prototype.mx_formats.nvfp4_tensor")
     scale = torch.tensor(4.5 / 2688.0, device="cuda")
     made = torch.compile(lambda x, s: module.nvfp4_quantize(x, 16, s), dynamic=False)
@@ -102,7 +112,8 @@ def _downcast(dtype: str) -> Callable[[Any], Any]:
 
 
 def _process_input() -> Callable[[Any], Any]:
-    ops = importlib.import_module("humming.ops")
+    package = importlib.import_module("humming")
+    ops = getattr(package, "ops", None) or importlib.import_module("humming.ops")
     options = {
         "quant_mode": "dynamic_group",
         "quant_dtype": "float8e4m3",

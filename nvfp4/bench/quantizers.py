@@ -14,7 +14,7 @@ import numpy as np
 
 from .. import api
 from ..formats import FORMATS, BlockFormat
-from ..layouts import allocated_tiles, codes_shape, scale_k_tiles, scale_shape
+from ..layouts import TILE_ROWS, allocated_tiles, codes_shape, scale_k_tiles, scale_shape
 from ..tensor import QTensor
 from . import host_costs
 from .correct import check_quantized
@@ -76,8 +76,9 @@ def grouped_variants(options: Options) -> list[Variant]:
 
 
 def buffers(shape: DenseShape | GroupedShape) -> int:
-    """Inputs to rotate."""
-    moved = shape.rows * shape.columns * 2
+    """Inputs to rotate; the padding of scale tiles goes through the cache too."""
+    tiles = allocated_tiles(shape.rows, getattr(shape, "experts", 0))
+    moved = shape.rows * shape.columns * 2 + tiles * TILE_ROWS * shape.columns // 32
     return rotations(moved, in_l2=shape.in_l2)
 
 
