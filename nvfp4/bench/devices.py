@@ -71,8 +71,9 @@ class Device(Clock, Protocol):
 class TorchDevice:
     """A card through PyTorch."""
 
-    def __init__(self) -> None:
+    def __init__(self, where: str = "cuda") -> None:
         self._torch: Any = importlib.import_module("torch")
+        self._where = where
         self.library = f"torch {self._torch.__version__}"
 
     def _like(self, dtype: str) -> Any:
@@ -80,18 +81,19 @@ class TorchDevice:
 
     def random(self, count: int, seed: int = 0) -> Any:
         """Flat bfloat16, normally distributed."""
-        generator = self._torch.Generator(device="cuda").manual_seed(seed)
-        return self._torch.empty(count, dtype=self._torch.bfloat16, device="cuda").normal_(
+        generator = self._torch.Generator(device=self._where).manual_seed(seed)
+        return self._torch.empty(count, dtype=self._torch.bfloat16, device=self._where).normal_(
             generator=generator
         )
 
     def random_bytes(self, shape: tuple[int, ...], low: int = 0, high: int = 256) -> Any:
         """uint8 of `low` to ``high - 1``."""
-        return self._torch.empty(shape, dtype=self._torch.uint8, device="cuda").random_(low, high)
+        made = self._torch.empty(shape, dtype=self._torch.uint8, device=self._where)
+        return made.random_(low, high)
 
     def full(self, shape: tuple[int, ...], value: float, dtype: str) -> Any:
         """An array with one value everywhere."""
-        return self._torch.full(shape, value, dtype=self._like(dtype), device="cuda")
+        return self._torch.full(shape, value, dtype=self._like(dtype), device=self._where)
 
     def fill(self, array: Any, value: float) -> None:
         """Overwrite an array."""
@@ -99,7 +101,7 @@ class TorchDevice:
 
     def array(self, values: np.ndarray) -> Any:
         """A copy of a host array."""
-        return self._torch.from_numpy(np.array(values)).cuda()
+        return self._torch.from_numpy(np.array(values)).to(self._where)
 
     def host(self, array: Any) -> np.ndarray:
         """A copy on the host; bfloat16 as ml_dtypes has it."""

@@ -41,7 +41,7 @@ def draw(report: Report, file: Path) -> None:
             groups.setdefault(r.group, []).append(r)
     if not groups:
         raise ValueError("no row has a rate or a ratio to draw")
-    heights = [len(rows) + 0.8 * len({r.shape for r in rows}) for rows in groups.values()]
+    heights = [len(rows) + 1.2 * len({r.shape for r in rows}) for rows in groups.values()]
     figure = Figure(
         figsize=(11, 1.2 + 0.2 * sum(heights) + 0.6 * len(groups)),
         layout="constrained",
@@ -66,17 +66,18 @@ def _panel(axes: Any, group: str, rows: list[Row]) -> None:
     reference = None
     for r in rows:
         if r.shape != last:
-            y += 0.8
-            axes.text(0, y - 0.05, r.shape, fontsize=8, fontweight="bold", color=INK, va="bottom")
+            y += 1.2
+            axes.text(0, y + 0.4, r.shape, fontsize=8, fontweight="bold", color=INK, va="bottom")
             reference, last = None, r.shape
         y += 1
         value = _value(r) or 0.0
         own = r.what == "nvfp4"
+        kind, _, variant = r.format.partition(", ")
         if r.what == "copy":
             reference = value
         axes.barh(
-            y, value, 0.85, color=COLOURS.get(r.format, INK), alpha=1.0 if own else 0.35,
-            hatch="xx" if r.wrong else None,
+            y, value, 0.85, color=COLOURS.get(kind, INK), hatch="xx" if r.wrong else None,
+            alpha=0.35 if not own else 0.7 if variant else 1.0,
         )  # fmt: skip
         if rates and reference is not None:
             axes.plot([reference] * 2, [y - 0.45, y + 0.45], color=INK, linewidth=1)
