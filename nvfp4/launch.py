@@ -3,53 +3,41 @@
 A :class:`Launch` says which program runs, on how many threads and with which arguments, and knows
 no array: its arguments are numbers, or names. :func:`run` binds the caller's arrays to the names.
 What a launch needs on a device (built, loaded, its parameters laid out) is made once and kept with
-the launch; after that it costs the host a look at the current device, one store an argument and one
-call of the driver. The driver is called directly (``cuda.bindings``): importing ``cuda.core`` costs
-0.3 s, which a process whose kernels are all in the cache need not pay.
+the launch; after that it costs the host a look at the current device, the packing of the arguments
+and one call of the driver. The driver is called directly: importing ``cuda.core`` costs 0.3 s,
+which a process whose kernels are all in the cache need not pay.
 """
 
 from __future__ import annotations
 
 import functools
-import struct
 import threading
-from array import array
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 
 from . import compile as compiler
+from ._card import Card, bits, picker
 from .architectures import ARCHITECTURES, check_supported
 from .arrays import Array, host
 from .driver import (
     LoadedKernel,
-    check,
     current_device,
+    current_ordinal,
     device_info,
-    driver,
     is_capturing,
-    launch_function,
     load,
     on_device,
     reserve_shared,
 )
 from .program import Program, SimulatorWorld
 
-__all__ = ["Launch", "Prepared", "architecture", "prepare", "run"]
+__all__ = ["Bound", "Launch", "Prepared", "architecture", "prepare", "run"]
 
 Extent = tuple[int, int, int]
 Buffer = Array | int | float | None
-
-_INTEGERS = {
-    "i32": (-(1 << 31), 1 << 31),
-    "i64": (-(1 << 63), 1 << 63),
-    "u32": (0, 1 << 32),
-    "u64": (0, 1 << 64),
-}
-_SLOT = (1 << 64) - 1
-
 
 @dataclass(frozen=True)
 class Launch:
@@ -87,7 +75,7 @@ class Launch:
     args: tuple[int | float | str, ...]
     cluster: Extent = (1, 1, 1)
     programmatic: bool = False
-    _cards: dict[int, _Card] = field(
+    _cards: dict[int, Card] = field(
         default_factory=dict, init=False, repr=False, compare=False, hash=False
     )
 
@@ -105,7 +93,7 @@ class Launch:
             )
         for value, kind in zip(args, kernel.parameters, strict=True):
             if not isinstance(value, str):
-                _bits(value, kind, kernel.name)
+                bits(value, kind, kernel.name)
         threads = self.program.threads
         if threads and int(np.prod(self.block)) != threads:
             raise ValueError(
@@ -131,24 +119,6 @@ def _extent(value: Any, what: str) -> Extent:
     return x, y, z
 
 
-def _bits(value: int | float, kind: str, what: str) -> int:
-    """A number as it stands in a kernel's parameter, in the low bits of 64."""
-    if kind == "f32":
-        try:
-            return int.from_bytes(struct.pack("<f", value), "little")
-        except OverflowError:  # struct refuses what rounds to infinity
-            with np.errstate(over="ignore"):
-                return int(np.float32(value).view(np.uint32))
-    if kind not in _INTEGERS:
-        raise ValueError(
-            f"{what}: a parameter of type {kind} takes the name of a buffer; got {value!r}"
-        )
-    low, high = _INTEGERS[kind]
-    if int(value) != value or not low <= value < high:
-        raise ValueError(f"{what}: a parameter of type {kind} cannot hold {value!r}")
-    return int(value) & _SLOT
-
-
 # --- on the card ----------------------------------------------------------------------------------
 
 
@@ -164,103 +134,6 @@ def architecture(device: int) -> str:
         No target's code runs on it.
     """
     return device_info(device).arch
-
-
-class _Call(NamedTuple):
-    """What one call of the driver reads; never used by two threads at a time."""
-
-    slots: array[int]  # the parameters, 8 bytes each
-    pointers: array[int]  # their addresses, in order
-    address: int  # of `pointers`
-    config: Any
-    stream: list[int]  # the handle that is in `config`
-
-
-class _Card:
-    """A launch made ready for one device: call it with the values of `names` and a stream.
-
-    `names` says in which order the values come; a launch of several has its names among theirs.
-    """
-
-    __slots__ = (
-        "_fixed", "_free", "_kernel", "_launch", "_launch_kernel", "_numbers", "_ordinal",
-        "_pointers", "_stream", "names",
-    )  # fmt: skip
-
-    def __init__(
-        self, launch: Launch, ordinal: int, loaded: LoadedKernel, names: tuple[str, ...]
-    ) -> None:
-        kernel = launch.program.kernel
-        self.names = names
-        self._launch, self._ordinal, self._kernel = launch, ordinal, loaded.handle
-        self._launch_kernel, self._stream = launch_function(), driver().CUstream
-        self._fixed = [0] * len(launch.args)
-        self._pointers: list[tuple[int, int]] = []
-        self._numbers: list[tuple[int, int, str]] = []
-        for slot, (value, kind) in enumerate(zip(launch.args, kernel.parameters, strict=True)):
-            if not isinstance(value, str):
-                self._fixed[slot] = _bits(value, kind, kernel.name)
-            elif kind.endswith("*"):
-                self._pointers.append((slot, names.index(value)))
-            else:
-                self._numbers.append((slot, names.index(value), kind))
-        # Calls not in use. Popping and appending are atomic, so threads share it without a lock.
-        self._free: list[_Call] = []
-
-    def __call__(self, values: Sequence[Any], stream: int) -> None:
-        """Launch on the current device, which must be this one."""
-        try:
-            call = self._free.pop()
-        except IndexError:
-            call = self._new_call()
-        slots = call.slots
-        for slot, index in self._pointers:
-            slots[slot] = values[index]
-        for slot, index, kind in self._numbers:
-            slots[slot] = _bits(values[index], kind, self._launch.program.label)
-        if call.stream[0] != stream:
-            call.config.hStream = self._stream(stream)
-            call.stream[0] = stream
-        status = self._launch_kernel(call.config, self._kernel, call.address)
-        self._free.append(call)
-        if status != 0:
-            launch = self._launch
-            check(
-                (driver().CUresult(status),),
-                f"launching {launch.program.label} on device {self._ordinal} (grid {launch.grid}, "
-                f"block {launch.block}, {launch.shared_bytes} bytes of shared memory)",
-            )
-
-    def _new_call(self) -> _Call:
-        cuda, launch = driver(), self._launch
-        slots = array("Q", self._fixed or [0])
-        start = slots.buffer_info()[0]
-        pointers = array("Q", [start + 8 * i for i in range(len(slots))])
-        config = cuda.CUlaunchConfig()
-        config.gridDimX, config.gridDimY, config.gridDimZ = launch.grid
-        config.blockDimX, config.blockDimY, config.blockDimZ = launch.block
-        config.sharedMemBytes = launch.shared_bytes
-        attributes = _attributes(cuda, launch)
-        if attributes:
-            config.attrs = attributes
-        config.numAttrs = len(attributes)
-        return _Call(slots, pointers, pointers.buffer_info()[0], config, [0])
-
-
-def _attributes(cuda: Any, launch: Launch) -> list[Any]:
-    kinds, made = cuda.CUlaunchAttributeID, []
-    if launch.cluster != (1, 1, 1):
-        attribute = cuda.CUlaunchAttribute()
-        attribute.id = kinds.CU_LAUNCH_ATTRIBUTE_CLUSTER_DIMENSION
-        extent = attribute.value.clusterDim
-        extent.x, extent.y, extent.z = launch.cluster
-        made.append(attribute)
-    if launch.programmatic:
-        attribute = cuda.CUlaunchAttribute()
-        attribute.id = kinds.CU_LAUNCH_ATTRIBUTE_PROGRAMMATIC_STREAM_SERIALIZATION
-        attribute.value.programmaticStreamSerializationAllowed = 1
-        made.append(attribute)
-    return made
 
 
 _loaded: dict[tuple[Program, str], LoadedKernel] = {}
@@ -287,6 +160,14 @@ def _ready(launch: Launch, ordinal: int, stream: int) -> LoadedKernel:
     return loaded
 
 
+def _card(launch: Launch, ordinal: int, stream: int) -> Card:
+    """A launch that is not empty, ready on a device; made once."""
+    card = launch._cards.get(ordinal)
+    if card is None:
+        card = launch._cards[ordinal] = Card(launch, ordinal, _ready(launch, ordinal, stream))
+    return card
+
+
 class Prepared:
     """Launches made ready for one device: built, loaded, their parameters laid out.
 
@@ -295,18 +176,35 @@ class Prepared:
     Attributes
     ----------
     names
-        What :meth:`__call__` wants values for, in this order.
+        What :meth:`bind` and :meth:`__call__` want values for, in this order.
     device
         The ordinal.
     """
 
     def __init__(self, launches: Iterable[Launch], device: int, stream: int = 0) -> None:
-        real = [launch for launch in launches if not launch.empty]
+        cards = [_card(launch, device, stream) for launch in launches if not launch.empty]
         self.device = device
-        self.names = tuple(dict.fromkeys(name for launch in real for name in launch.names))
+        self.names = tuple(dict.fromkeys(name for card in cards for name in card.names))
         self._cards = [
-            _Card(launch, device, _ready(launch, device, stream), self.names) for launch in real
+            (card, picker([self.names.index(name) for name in card.names])) for card in cards
         ]
+
+    def bind(self, values: Sequence[int | float]) -> Bound:
+        """The launches with their arguments: what is left is to call it with a stream.
+
+        Parameters
+        ----------
+        values
+            A device pointer, or number, for each of `names`; 0 is a null pointer.
+
+        Raises
+        ------
+        ValueError
+            A parameter cannot hold its number.
+        """
+        return Bound(
+            self.device, tuple([(card, card.pack(pick(values))) for card, pick in self._cards])
+        )
 
     def __call__(self, values: Sequence[int | float], stream: int = 0) -> None:
         """Launch, all on one stream.
@@ -314,20 +212,36 @@ class Prepared:
         Parameters
         ----------
         values
-            A device pointer, or number, for each of `names`; 0 is a null pointer.
+            As :meth:`bind` takes them.
         stream
             A ``CUstream``'s handle; 0 is the legacy default stream.
         """
-        if not self._cards:
+        self.bind(values)(stream)
+
+
+class Bound:
+    """Launches with their arguments, made by :meth:`Prepared.bind`; threads may share it.
+
+    It knows addresses, and keeps no array alive: whoever calls it has them.
+    """
+
+    __slots__ = ("_device", "_launches")
+
+    def __init__(self, device: int, launches: tuple[tuple[Card, bytes], ...]) -> None:
+        self._device = device
+        self._launches = launches
+
+    def __call__(self, stream: int = 0) -> None:
+        """Launch, all on one stream."""
+        if not self._launches:
             return
-        status, current = driver().cuCtxGetDevice()
-        if status == 0 and int(current) == self.device:
-            for card in self._cards:
-                card(values, stream)
-        else:
-            with on_device(self.device):
-                for card in self._cards:
-                    card(values, stream)
+        if current_ordinal() == self._device:
+            for card, parameters in self._launches:
+                card(parameters, stream)
+            return
+        with on_device(self._device):
+            for card, parameters in self._launches:
+                card(parameters, stream)
 
 
 def prepare(launches: Iterable[Launch], device: int | None = None, *, stream: int = 0) -> Prepared:
@@ -394,8 +308,7 @@ def run(
                 record(launch)
         return
     ordinal = current_device() if device is None else device
-    status, current = driver().cuCtxGetDevice()
-    if status == 0 and int(current) == ordinal:
+    if current_ordinal() == ordinal:
         _run(launches, buffers, stream, ordinal)
     else:
         with on_device(ordinal):
@@ -406,12 +319,9 @@ def _run(
     launches: Iterable[Launch], buffers: Mapping[str, Buffer], stream: int, ordinal: int
 ) -> None:
     for launch in launches:
-        card = launch._cards.get(ordinal)
-        if card is None:
-            if launch.empty:
-                continue
-            loaded = _ready(launch, ordinal, stream)
-            card = launch._cards[ordinal] = _Card(launch, ordinal, loaded, launch.names)
+        if launch.empty:
+            continue
+        card = _card(launch, ordinal, stream)
         try:
             values = [
                 buffer.pointer if type(buffer) is Array else buffer or 0
@@ -419,7 +329,7 @@ def _run(
             ]
         except KeyError as error:
             raise _missing(error, launch, buffers) from None
-        card(values, stream)
+        card(card.pack(values), stream)
 
 
 def _missing(error: KeyError, launch: Launch, buffers: Mapping[str, Buffer]) -> KeyError:
@@ -453,7 +363,7 @@ def _simulate(launches: Iterable[Launch], buffers: Mapping[str, Buffer], machine
                 memory = np.empty(0, np.uint8) if given is None else host(given)
                 args.append(pointer_to(memory, kind[:-1], name))
             else:
-                _bits(given, kind, launch.program.label)
+                bits(given, kind, launch.program.label)
                 args.append(np.float32(given) if kind == "f32" else int(given))
         machine.run(
             _simulated(launch.program),

@@ -30,7 +30,6 @@ def fake(monkeypatch: pytest.MonkeyPatch) -> Iterator[FakeDriver]:
     driver = FakeDriver()
     driver.stack.append(0)
     monkeypatch.setattr(driver_module, "driver", lambda: driver)
-    monkeypatch.setattr(launch_module, "driver", lambda: driver)
     monkeypatch.setattr(launch_module, "_loaded", {})
     driver_module.device_info.cache_clear()
     architecture.cache_clear()

@@ -1,0 +1,175 @@
+"""A launch made ready for one device: its parameters as bytes, and the call of the driver.
+
+Everything that can be worked out beforehand is: a call copies the parameters to where the driver
+reads them, stores the stream, and goes.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import struct
+from array import array
+from collections.abc import Callable, Sequence
+from operator import itemgetter
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from . import driver as _driver
+from .driver import LaunchConfig, LaunchFunction, LoadedKernel, check
+
+if TYPE_CHECKING:
+    from .launch import Launch
+
+__all__ = ["Card", "bits", "picker"]
+
+_INTEGERS = {
+    "i32": (-(1 << 31), 1 << 31),
+    "i64": (-(1 << 63), 1 << 63),
+    "u32": (0, 1 << 32),
+    "u64": (0, 1 << 64),
+}
+
+
+def bits(value: int | float, kind: str, what: str) -> int:
+    """A number as it stands in a kernel's parameter, in the low bits of 64."""
+    if kind == "f32":
+        try:
+            return int.from_bytes(struct.pack("<f", value), "little")
+        except OverflowError:  # struct refuses what rounds to infinity
+            with np.errstate(over="ignore"):
+                return int(np.float32(value).view(np.uint32))
+    if kind not in _INTEGERS:
+        raise ValueError(
+            f"{what}: a parameter of type {kind} takes the name of a buffer; got {value!r}"
+        )
+    low, high = _INTEGERS[kind]
+    if int(value) != value or not low <= value < high:
+        raise ValueError(f"{what}: a parameter of type {kind} cannot hold {value!r}")
+    return int(value) & ((1 << 64) - 1 if kind in ("i64", "u64") else (1 << 32) - 1)
+
+
+#: How a number or an address of each type stands in the eight bytes of a parameter.
+_PACKED = {"i32": "i4x", "u32": "I4x", "f32": "f4x", "i64": "q", "u64": "Q"}
+
+
+class Call:
+    """What one call of the driver reads; never used by two threads at a time."""
+
+    __slots__ = ("arguments", "config", "keep", "parameters")
+
+    def __init__(self, launch: Launch, kernel: Any, function: LaunchFunction) -> None:
+        cuda = _driver.driver()
+        count = max(len(launch.args), 1)
+        values = bytearray(8 * count)
+        start = ctypes.addressof(ctypes.c_char.from_buffer(values))
+        addresses = array("Q", [start + 8 * i for i in range(count)])
+        config = cuda.CUlaunchConfig()
+        config.gridDimX, config.gridDimY, config.gridDimZ = launch.grid
+        config.blockDimX, config.blockDimY, config.blockDimZ = launch.block
+        config.sharedMemBytes = launch.shared_bytes
+        attributes = launch_attributes(cuda, launch)
+        if attributes:
+            config.attrs = attributes
+        config.numAttrs = len(attributes)
+        #: The kernel's parameters, 8 bytes each.
+        self.parameters = memoryview(values)
+        self.config = LaunchConfig.from_address(int(config.getPtr()))
+        self.arguments = function.arguments(config, kernel, addresses.buffer_info()[0])
+        self.keep = config, addresses
+
+
+class Card:
+    """A launch made ready for one device.
+
+    `names` says in which order `pack` takes values; an instance is called with what `pack` gave.
+    """
+
+    __slots__ = (
+        "_constants", "_free", "_function", "_kernel", "_launch", "_ordinal", "_pack", "_pick",
+        "_submit", "names",
+    )  # fmt: skip
+
+    def __init__(self, launch: Launch, ordinal: int, loaded: LoadedKernel) -> None:
+        kernel = launch.program.kernel
+        self.names = launch.names
+        self._launch, self._ordinal, self._kernel = launch, ordinal, loaded.handle
+        self._function = LaunchFunction()
+        self._submit = self._function.call
+        order: list[int] = []
+        constants: list[int] = []
+        layout = "<"
+        for value, kind in zip(launch.args, kernel.parameters, strict=True):
+            if isinstance(value, str):
+                order.append(self.names.index(value))
+                layout += _PACKED.get(kind, "Q")
+            else:
+                order.append(len(self.names) + len(constants))
+                constants.append(bits(value, kind, kernel.name))
+                layout += "Q"
+        self._constants = tuple(constants)
+        self._pick = picker(order)
+        self._pack = struct.Struct(layout if order else "8x").pack
+        # Calls not in use. Popping and appending are atomic, so threads share it without a lock.
+        self._free: list[Call] = []
+
+    def pack(self, values: Sequence[Any]) -> bytes:
+        """The kernel's parameters; ValueError: one cannot hold its value."""
+        try:
+            return self._pack(*self._pick((*values, *self._constants)))
+        except (struct.error, OverflowError):
+            return self._pack_slowly(values)
+
+    def _pack_slowly(self, values: Sequence[Any]) -> bytes:
+        """The same for numbers that `struct` refuses: floats that round to infinity, say."""
+        kinds, args = self._launch.program.kernel.parameters, self._launch.args
+        packed = b""
+        for value, kind, arg in zip(
+            self._pick((*values, *self._constants)), kinds, args, strict=True
+        ):
+            number = isinstance(arg, str) and not kind.endswith("*")
+            packed += struct.pack(
+                "<Q", bits(value, kind, self._launch.program.label) if number else value
+            )
+        return packed
+
+    def __call__(self, parameters: bytes, stream: int) -> None:
+        """Launch on the current device, which must be this one."""
+        try:
+            call = self._free.pop()
+        except IndexError:
+            call = Call(self._launch, self._kernel, self._function)
+        call.parameters[:] = parameters
+        call.config.stream = stream
+        status = self._submit(*call.arguments)
+        self._free.append(call)
+        if status != 0:
+            launch = self._launch
+            check(
+                (_driver.driver().CUresult(status),),
+                f"launching {launch.program.label} on device {self._ordinal} (grid {launch.grid}, "
+                f"block {launch.block}, {launch.shared_bytes} bytes of shared memory)",
+            )
+
+
+def picker(order: Sequence[int]) -> Callable[[Sequence[Any]], tuple[Any, ...]]:
+    """What picks the items at these places out of a sequence, as a tuple."""
+    if len(order) > 1:
+        return itemgetter(*order)
+    return lambda values: tuple(values[i] for i in order)
+
+
+def launch_attributes(cuda: Any, launch: Launch) -> list[Any]:
+    kinds, made = cuda.CUlaunchAttributeID, []
+    if launch.cluster != (1, 1, 1):
+        attribute = cuda.CUlaunchAttribute()
+        attribute.id = kinds.CU_LAUNCH_ATTRIBUTE_CLUSTER_DIMENSION
+        extent = attribute.value.clusterDim
+        extent.x, extent.y, extent.z = launch.cluster
+        made.append(attribute)
+    if launch.programmatic:
+        attribute = cuda.CUlaunchAttribute()
+        attribute.id = kinds.CU_LAUNCH_ATTRIBUTE_PROGRAMMATIC_STREAM_SERIALIZATION
+        attribute.value.programmaticStreamSerializationAllowed = 1
+        made.append(attribute)
+    return made
