@@ -88,7 +88,7 @@ def _card() -> dict[str, Any]:
         return {"card": None}
     cuda = driver()
     release = int(check(cuda.cuDriverGetVersion(), "asking the driver's version"))
-    asked = "driver_version,clocks.sm,clocks.mem,clocks_throttle_reasons.active,power.draw"
+    asked = "driver_version,clocks.sm,clocks.mem,power.draw,temperature.gpu"
     line = _output(
         "nvidia-smi", f"--id={info.ordinal}", f"--query-gpu={asked}", "--format=csv,noheader"
     )

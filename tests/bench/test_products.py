@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from nvfp4 import warm
-from nvfp4.bench import dense_products, grouped_products, weights
+from nvfp4.bench import dense_products, grouped_products, peers_products, weights
 from nvfp4.bench.correct import check_products
 from nvfp4.bench.report import Report, Row
 from nvfp4.bench.run import Options, Run
@@ -41,9 +41,11 @@ class Ticking(Card):
         return self.now
 
 
-def run(module: Any, shapes: Any, card: Card | None = None, **options: Any) -> list[Row]:
+def run(
+    module: Any, shapes: Any, card: Card | None = None, budget: float = 9e9, **options: Any
+) -> list[Row]:
     chosen = Options(**{"peers": False, "formats": ("mxfp4",)} | options)
-    made = Run(card or Ticking(), chosen, Deadline(9e9), Report("matmul", {}))
+    made = Run(card or Ticking(), chosen, Deadline(budget), Report("matmul", {}))
     module.measure(made, shapes)
     return made.report.rows
 
@@ -177,3 +179,93 @@ def test_the_calls_to_build_are_those_that_are_measured() -> None:
     for module in (dense_products, grouped_products):
         calls = [one for call in module.calls(options) for one in warm.expand(call)]
         assert len(calls) > 1 and warm.programs(calls, "sm_90a")
+
+
+class Peer:
+    """A layer of another library: right, or wrong by a little."""
+
+    def __init__(self, gathers: bool, error: float = 0.0) -> None:
+        self.gathers, self.error = gathers, error
+
+    def make(self, run: Run, layer: Layer) -> peers_products.Layered:
+        shape = layer.experts, layer.columns, layer.depth
+        matrices = Tensor.random(shape)
+
+        def bind(x: Any, routing: grouped_products.Routing) -> Callable[[], Any]:
+            gathered = self.gathers and layer.gathered
+            expert = np.searchsorted(routing.offsets, np.arange(routing.tokens.size), "right") - 1
+
+            def call() -> Any:
+                out = np.zeros((routing.tokens.size, layer.columns), np.float32)
+                for r, e in enumerate(expert):
+                    source = routing.tokens[r] if gathered else r
+                    place = routing.slots[r] if gathered else r
+                    out[place] = matrices[e] @ x[source].astype(np.float32)
+                out[0, 0] += self.error * np.abs(out).max()
+                return out.view(Tensor)
+
+            return call
+
+        return peers_products.Layered(bind, lambda e: matrices[e], 16.0, self.gathers)
+
+
+class Tensor(np.ndarray):
+    """NumPy with the two methods of PyTorch that are used."""
+
+    @classmethod
+    def random(cls, shape: tuple[int, ...]) -> Any:
+        return np.random.default_rng(5).standard_normal(shape, dtype=np.float32).view(cls)
+
+    def float(self) -> Any:
+        return self.astype(np.float32)
+
+    def abs(self) -> Any:
+        return np.abs(self)
+
+
+class WithTensors(Ticking):
+    def random(self, count: int, seed: int = 0) -> Any:
+        return super().random(count, seed).view(Tensor)
+
+    def matmul(self, a: Any, b: Any, out: Any) -> None:
+        raise AssertionError("not called")
+
+
+@pytest.mark.parametrize("layer", [UP, DOWN], ids=["gathered", "sorted"])
+@pytest.mark.parametrize("gathers", [True, False])
+def test_peers_are_measured_on_the_same_routings_and_compared(
+    layer: Layer, gathers: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fail(run: Run, layer: Layer) -> Any:
+        raise ImportError("no such thing")
+
+    kinds = [("good", Peer(gathers).make), ("bad", Peer(gathers, 0.5).make), ("gone", fail)]
+    monkeypatch.setattr(
+        peers_products, "peers", lambda: ((name, "bfloat16", make) for name, make in kinds)
+    )
+    rows = run(grouped_products, [layer], card=WithTensors(), peers=True)
+    by_name = {(r.shape, r.what): r for r in rows}
+    for tokens in (1, 6):
+        label = layer.label(tokens)
+        assert float(by_name[label, "good"].note.split()[-1]) < 1e-6
+        assert by_name[label, "gone"].note == "skipped: ImportError: no such thing"
+        assert by_name[label, "good"].us is not None
+    assert float(by_name[layer.label(1), "bad"].note.split()[-1]) > 0.1
+    assert [r.what for r in rows] == ["nvfp4", "good", "bad", "gone"] * 2
+
+
+def test_rows_are_filled_up_to_blocks_by_expert() -> None:
+    offsets, rows = np.array([0, 3, 3, 4]), np.array([7, 5, 9, 1], np.int32)
+    ids, owners = peers_products.padded_blocks(offsets, rows, 2)
+    assert ids.tolist() == [7, 5, 9, 4, 1, 4] and owners.tolist() == [0, 0, 2]
+
+
+def test_every_shape_that_the_budget_does_not_reach_is_in_the_table() -> None:
+    other = DenseProduct(32, 64, 3, ratio=0.5)
+    for module, shapes, labels in (
+        (dense_products, [DENSE, other], [DENSE.label, other.label]),
+        (grouped_products, [UP, DOWN], [x.label(t) for x in (UP, DOWN) for t in (1, 6)]),
+    ):
+        rows = run(module, shapes, budget=-1)
+        assert [r.shape for r in rows] == labels
+        assert all(r.us is None and "budget" in r.note for r in rows)
