@@ -11,3 +11,9 @@ from .simulated import Simulated
 def run() -> Simulated:
     """A runner with every check of the simulated machine."""
     return Simulated()
+
+
+@pytest.fixture
+def quick_run() -> Simulated:
+    """A runner without those checks that cost time, for what is large."""
+    return Simulated(checks=False)

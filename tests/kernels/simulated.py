@@ -31,6 +31,8 @@ class Simulated:
     ) -> None:
         self.arch, self.schedule, self.checks = arch, schedule, checks
         self.block, self.grid = block, grid
+        #: Only reference kernels leave their block to the plan.
+        self.reference_only = block is not None
 
     def __call__(
         self,

@@ -8,23 +8,23 @@ import numpy as np
 import pytest
 
 from nvfp4 import epilogues
+from nvfp4.epilogue import Epilogue
 from nvfp4.formats import FORMATS, MXFP4, MXFP8_E4M3, NVFP4, BlockFormat
 from nvfp4.layouts import allocated_tiles
 
 from . import checks, vectors
 from .checks import Out, index_facts, quantized
 from .simulated import Simulated
-from .test_matmul import plain, rng, sampled
+from .test_matmul import gated, plain, rng
 
 
 def offsets(sizes: Any, dtype: Any = np.int32) -> np.ndarray:
     return np.concatenate([[0], np.cumsum(np.asarray(sizes, np.int64))]).astype(dtype)
 
 
-@pytest.mark.parametrize("case", sampled("grouped_matmul", 20_000, 4))
-def test_every_vector(case: Any) -> None:
-    # The checks cost as much as the sums; the other tests have them.
-    vectors.grouped_matmul(Simulated(checks=False), case)
+@pytest.mark.parametrize("case", vectors.sampled("grouped_matmul", 20_000, 4))
+def test_every_vector(quick_run: Simulated, case: Any) -> None:
+    vectors.grouped_matmul(quick_run, case)
 
 
 SIZES = {
@@ -119,14 +119,14 @@ def test_linear_scales_of_a(run: Simulated) -> None:
     checks.grouped_matmul(run, a, quantized(rng(19), NVFP4, (3, 5, 64)), row_offsets=row_offsets)
 
 
-@pytest.mark.parametrize("name", ["bias", "expert bias", "residual", "swiglu", "gpt-oss"])
+@pytest.mark.parametrize("name", ["bias", "expert bias", "residual", "halves", "neighbours"])
 def test_epilogues_know_row_column_and_expert(run: Simulated, name: str) -> None:
     made = {
         "bias": lambda: epilogues.bias(rng(20).random(6, np.float32)),
         "expert bias": lambda: epilogues.bias(rng(21).random((3, 6), np.float32)),
         "residual": lambda: epilogues.residual_add(rng(22).random((8, 6), np.float32)),
-        "swiglu": lambda: epilogues.swiglu(),
-        "gpt-oss": lambda: epilogues.swiglu(1.702, 1.0, 7.0, halves=False),
+        "halves": lambda: Epilogue(gated, pair=True),
+        "neighbours": lambda: Epilogue(gated, pair=True, halves=False),
     }
     checks.grouped_matmul(
         run,

@@ -11,7 +11,6 @@ import pytest
 from nvfp4 import UnsupportedError, epilogues, plans
 from nvfp4.epilogue import Epilogue
 from nvfp4.formats import FORMATS, MXFP4, MXFP8_E4M3, MXFP8_E5M2, NVFP4, BlockFormat
-from tests.vectorlib import cases
 
 from . import checks, vectors
 from .checks import Quantized, quantized
@@ -29,19 +28,9 @@ def plain(seed: int, rows: int, depth: int, dtype: Any = ml_dtypes.bfloat16) -> 
     return x.astype(dtype)
 
 
-def sampled(op: str, limit: int, step: int) -> list[Any]:
-    """All small cases and every `step`-th large one; the others are for ``make test-slow``."""
-    chosen = []
-    for i, case in enumerate(cases(op)):
-        fast = vectors.work(case) <= limit or i % step == 0
-        chosen.append(pytest.param(case, id=str(case), marks=() if fast else (pytest.mark.slow,)))
-    return chosen
-
-
-@pytest.mark.parametrize("case", sampled("matmul", 10_000, 4))
-def test_every_vector(case: Any) -> None:
-    # The checks cost as much as the sums; the other tests have them.
-    vectors.matmul(Simulated(checks=False), case)
+@pytest.mark.parametrize("case", vectors.sampled("matmul", 10_000, 4))
+def test_every_vector(quick_run: Simulated, case: Any) -> None:
+    vectors.matmul(quick_run, case)
 
 
 @pytest.mark.parametrize("b", FORMATS.values(), ids=lambda f: f.name)
@@ -117,6 +106,10 @@ def mixed(value, row, column, expert, f32, i32, i64, u8):  # type: ignore[no-unt
     return value + np.float32(i64[row]) - np.float32(u8[column]) + np.float32(expert)
 
 
+def gated(gate, up, row, column, expert):  # type: ignore[no-untyped-def]
+    return gate * up + np.float32(column)
+
+
 ARRAYS = (
     rng(17).random(3, np.float32),
     np.arange(6, dtype=np.int32),
@@ -131,8 +124,8 @@ EPILOGUES = {
     "row scale": epilogues.row_scale(rng(19).random(3, np.float32)),
     "residual": epilogues.residual_add(rng(20).random((3, 6), np.float32)),
     "relu2": epilogues.relu2(),
-    "swiglu": epilogues.swiglu(),
-    "gpt-oss": epilogues.swiglu(1.702, 1.0, 7.0, halves=False),
+    "halves": Epilogue(gated, pair=True),
+    "neighbours": Epilogue(gated, pair=True, halves=False),
     "four arrays": Epilogue(mixed, *ARRAYS),
     "float16": epilogues.bias(HALVES.astype(np.float16)),
     "bfloat16": epilogues.bias(HALVES.astype(ml_dtypes.bfloat16)),
@@ -143,6 +136,15 @@ EPILOGUES = {
 def test_epilogues(run: Simulated, epilogue: Epilogue) -> None:
     b = quantized(rng(21), MXFP4, (6, 64))
     checks.matmul(run, plain(22, 3, 64), b, epilogue=epilogue, out_dtype="bfloat16")
+
+
+@pytest.mark.parametrize("limit", [None, 7.0])
+def test_gated_epilogues(run: Simulated, limit: float | None) -> None:
+    """A card's exponential is another one, so these are compared on the simulated machine only."""
+    b = quantized(rng(21), MXFP4, (6, 64))
+    for halves in (True, False):
+        epilogue = epilogues.swiglu(1.702, 1.0, limit, halves=halves)
+        checks.matmul(run, plain(22, 3, 64), b, epilogue=epilogue)
 
 
 def test_equal_epilogues_are_one_program() -> None:
@@ -181,7 +183,7 @@ def test_results_are_quantised_in_the_kernel(run: Simulated, fmt: BlockFormat, l
 def test_pairs_are_quantised_too(run: Simulated) -> None:
     for fmt in (NVFP4, MXFP8_E4M3):
         b = quantized(rng(27), NVFP4, (2 * 32, 32))
-        epilogue = epilogues.swiglu(halves=fmt is NVFP4)
+        epilogue = Epilogue(gated, pair=True, halves=fmt is NVFP4)
         checks.matmul(run, plain(28, 3, 32), b, out_dtype=fmt.name, epilogue=epilogue)
 
 

@@ -5,8 +5,10 @@ from __future__ import annotations
 from typing import Any
 
 import numpy as np
+import pytest
 
 from nvfp4.golden.scales import decode_scale_of, effective_encode_scale
+from tests.vectorlib import cases
 
 from . import checks
 from .checks import Quantized, Run
@@ -99,6 +101,15 @@ def grouped_matmul(run: Run, case: Any) -> None:
         out_dtype=case.out_dtype,
         expected=case.out,
     )
+
+
+def sampled(op: str, limit: int, step: int) -> list[Any]:
+    """All small cases and every `step`-th large one; the others are for ``make test-slow``."""
+    chosen = []
+    for i, case in enumerate(cases(op)):
+        fast = work(case) <= limit or i % step == 0
+        chosen.append(pytest.param(case, id=str(case), marks=() if fast else (pytest.mark.slow,)))
+    return chosen
 
 
 def work(case: Any) -> int:
