@@ -233,6 +233,49 @@ TENSOR_TILE = Kernel(
 )
 
 
+def tensor_copy(maps, source, target):
+    """A box at 1, 2, .. of a tensor to the same place of another, by copies of RANK dimensions."""
+    bar = shared_base()
+    tile = bar + 1024
+    load_map = ptr_address(maps, 0)
+    store_map = ptr_address(maps, 16)
+    prefetch_tensormap(load_map)
+    fence_tensormap_acquire(load_map)
+    fence_tensormap_acquire(store_map)
+    mbarrier_init(bar, 1)
+    fence_mbarrier_init()
+    mbarrier_arrive_expect_tx(bar, 2048)
+    if RANK == 1:
+        tma_load_1d(tile, load_map, 1, bar)
+    elif RANK == 3:
+        tma_load_3d(tile, load_map, 1, 2, 3, bar)
+    elif RANK == 4:
+        tma_load_4d(tile, load_map, 1, 2, 3, 4, bar)
+    else:
+        tma_load_5d(tile, load_map, 1, 2, 3, 4, 5, bar)
+    mbarrier_wait_parity(bar, 0)
+    if RANK == 1:
+        tma_store_1d(store_map, 1, tile)
+    elif RANK == 3:
+        tma_store_3d(store_map, 1, 2, 3, tile)
+    elif RANK == 4:
+        tma_store_4d(store_map, 1, 2, 3, 4, tile)
+    else:
+        tma_store_5d(store_map, 1, 2, 3, 4, 5, tile)
+    bulk_commit_group()
+    bulk_wait_group(0)
+
+
+TENSOR_COPY = Kernel(
+    "tensor_copy",
+    tensor_copy,
+    ("u64*", "u64*", "u64*"),
+    {"RANK": (1, 3, 4, 5)},
+    min_cc=(9, 0),
+    threads=1,
+)
+
+
 # Products of a warp ------------------------------------------------------------------------------
 
 
@@ -443,6 +486,57 @@ GROUP_PRODUCT_REGISTERS = Kernel(
 )
 
 
+def pipeline(maps, out, left, right):
+    """out [2, 64, 8] = A B0^T and A B0^T + A B1^T: one group always in flight, A from registers."""
+    bar = shared_base()
+    data = bar + 1024
+    thread = cuda.threadIdx.x
+    if thread == 0:
+        fence_tensormap_acquire(ptr_address(maps, 0))
+        mbarrier_init(bar, 1)
+        fence_mbarrier_init()
+        mbarrier_arrive_expect_tx(bar, 2048)
+        tma_load_2d(data, ptr_address(maps, 0), 0, 0, bar)
+        tma_load_2d(data + 1024, ptr_address(maps, 0), 64, 0, bar)
+    cuda.syncthreads()
+    mbarrier_wait_parity(bar, 0)
+    first = wgmma_descriptor(data, 128, 16, 1024)
+    second = wgmma_descriptor(data + 1024, 128, 16, 1024)
+    lane = thread & 31
+    row = 16 * (thread >> 5) + (lane >> 2)
+    at = 8 * row + (lane & 3)
+    quad = (left[at], left[at + 64], left[at + 4], left[at + 68])
+    one = wgmma_zeros(4)
+    two = wgmma_zeros(4)
+    wgmma_fence()
+    one = wgmma_rs_bf16(one, quad, first, True)
+    wgmma_commit_group()
+    two = wgmma_rs_bf16(two, quad, first, True)
+    two = wgmma_rs_bf16(two, quad, second, True)
+    wgmma_commit_group()
+    one = wgmma_wait(one, 1)
+    place = 8 * row + 2 * (lane & 3)
+    out[place] = one[0]
+    out[place + 1] = one[1]
+    out[place + 64] = one[2]
+    out[place + 65] = one[3]
+    two = wgmma_wait(two, 0)
+    out[512 + place] = two[0]
+    out[512 + place + 1] = two[1]
+    out[512 + place + 64] = two[2]
+    out[512 + place + 65] = two[3]
+
+
+PIPELINE = Kernel(
+    "pipeline",
+    pipeline,
+    ("u64*", "f32*", "u32*", "u32*"),
+    architectures=("sm_90a",),
+    threads=128,
+    blocks_per_sm=1,
+)
+
+
 # Running them ------------------------------------------------------------------------------------
 
 
@@ -630,3 +724,41 @@ def check_group_product_registers(place: Place, kind: str, columns: int) -> None
     shared = 1024 + 256 * columns
     place.run(program, 128, shared, buffers, "x", "maps", "out", "right", steps)
     assert np.array_equal(place.host(out), (a @ b.T).astype(np.float32))
+
+
+def check_pipeline(place: Place) -> None:
+    x, a = operands("bf16", (64, 16), 11)
+    w, b = operands("bf16", (8, 128), 12)
+    left, right = place.array(x), place.array(w)
+    maps = place.maps(_map(place, right, "bf16", 8, 128, 128))
+    out = place.array(np.full((2, 64, 8), np.nan, np.float32))
+    buffers = {"maps": maps, "out": out, "left": left, "right": right}
+    place.run(PIPELINE.program(), 128, 1024 + 2048, buffers, *buffers)
+    one = a @ b[:, :16].T
+    want = np.stack([one, one + a @ b[:, 64:80].T]).astype(np.float32)
+    assert np.array_equal(place.host(out), want)
+
+
+def check_ranks(place: Place, rank: int) -> None:
+    """A box of 256 8-byte elements out of a tensor whose rows have gaps."""
+    shape = (6, 5, 7, 6, 12)[5 - rank :] if rank > 1 else (300,)
+    box = {1: (256,), 3: (8, 4, 8), 4: (8, 4, 4, 2), 5: (8, 4, 4, 2, 1)}[rank]
+    words = np.random.default_rng(rank).integers(1, 1 << 62, shape).astype(np.uint64)
+    source, target = place.array(words), place.array(np.full(shape, POISON, np.uint64))
+    extents = tuple(reversed(shape))
+    strides = tuple(8 * int(np.prod(extents[: at + 1])) for at in range(rank - 1))
+    maps = place.maps(
+        *(
+            TensorMap(place.pointer(array), "u64", extents, strides, box, 0)
+            for array in (source, target)
+        )
+    )
+    buffers = {"maps": maps, "source": source, "target": target}
+    place.run(TENSOR_COPY.program(RANK=rank), 1, 1024 + 2048, buffers, *buffers)
+    want = np.full(shape, POISON, np.uint64)
+    part = tuple(
+        slice(1 + at, min(1 + at + extent, whole))
+        for at, (extent, whole) in enumerate(zip(box, extents, strict=True))
+    )[::-1]
+    want[part] = words[part]
+    assert np.array_equal(place.host(target), want)
