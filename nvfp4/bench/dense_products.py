@@ -14,7 +14,7 @@ import numpy as np
 from .. import api
 from ..formats import FORMATS, BlockFormat
 from .correct import check_products, written_alike_values
-from .report import row, skipped
+from .report import failed, row, skipped
 from .run import Options, Run
 from .shapes import DENSE_PRODUCTS, DenseProduct
 from .targets import product_floor
@@ -118,7 +118,10 @@ def measure(run: Run, products: Iterable[DenseProduct] = DENSE_PRODUCTS) -> None
         for p in chosen:
             if run.late(GROUP, p.label, name, "nvfp4", p.target()):
                 continue
-            _measure(run, p, fmt, pace, speeds[p], cube)
+            try:
+                _measure(run, p, fmt, pace, speeds[p], cube)
+            except Exception as error:  # the other rows are worth having
+                run.add(failed(GROUP, p.label, name, error, p.target()))
             run.device.release()
     run.sort()
 

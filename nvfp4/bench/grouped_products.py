@@ -19,7 +19,7 @@ from ..formats import FORMATS, BlockFormat
 from ..tensor import QTensor
 from .correct import check_products, written_alike_values
 from .dense_products import FORMATS_BY_DEFAULT, Pace, one_call, timed_product
-from .report import row, skipped
+from .report import failed, row, skipped
 from .run import Options, Run
 from .shapes import GROUPED_PRODUCTS, TOKENS, Layer
 from .targets import grouped_floor
@@ -159,7 +159,10 @@ def _measure_layer(run: Run, layer: Layer, tokens: list[int], fmt: BlockFormat, 
                 made = (make_weights(run.device, fmt, shape) for _ in range(copies_of(fmt, shape)))
                 originals = list(made)
                 weights = [prepared(w) for w in originals]
-            _measure_tokens(run, layer, count, fmt, pace, weights, originals[0])
+            try:
+                _measure_tokens(run, layer, count, fmt, pace, weights, originals[0])
+            except Exception as error:  # the other rows are worth having
+                run.add(failed(GROUP, label, fmt.name, error, target))
 
 
 def _measure_tokens(

@@ -20,7 +20,7 @@ from ..arrays import as_array, stream_pointer
 from ..formats import FORMATS
 from ..layouts import codes_shape, scale_shape
 from ..tensor import QTensor
-from .report import Row, row, skipped
+from .report import Row, failed, row, skipped
 from .run import Run
 from .targets import Target
 from .timing import host_seconds
@@ -83,7 +83,10 @@ def measure(run: Run) -> None:
         if run.late(GROUP, shape, fmt, "nvfp4", LIMIT):
             continue
         run.say(f"host: {shape} {fmt}")
-        run.add(_repeated(run, shape, fmt, call))
+        try:
+            run.add(_repeated(run, shape, fmt, call))
+        except Exception as error:  # the other rows are worth having
+            run.add(failed(GROUP, shape, fmt, error, LIMIT))
     for shape, call in _launches(run):
         if run.late(GROUP, shape, "", "nvfp4", LIMIT):
             continue

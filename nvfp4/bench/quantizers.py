@@ -18,7 +18,7 @@ from ..layouts import TILE_ROWS, allocated_tiles, codes_shape, scale_k_tiles, sc
 from ..tensor import QTensor
 from . import host_costs
 from .correct import check_quantized
-from .report import row
+from .report import failed, row
 from .run import Options, Pool, Run
 from .shapes import DENSE, GROUPED, DenseShape, GroupedShape
 from .targets import quantizer_bytes
@@ -199,7 +199,12 @@ def _measure_dense(run: Run, shape: DenseShape, pool: Pool, sink: Any) -> None:
     rows_of_shape = []
     for v in variants(run.options):
         run.say(f"{shape.label}: {v.label}")
-        timing, checked = dense_call(run, v, rows, columns, pool, count)
+        try:
+            timing, checked = dense_call(run, v, rows, columns, pool, count)
+        except Exception as error:  # the other rows are worth having
+            target = shape.target(v.fmt.name)
+            run.add(failed(DENSE_GROUP, shape.label, v.label, error, target))
+            continue
         rows_of_shape.append((v, timing, checked))
     after = measure_copy(run, rows, columns, count, pool, sink)
     copy = min(before, after, key=lambda timing: timing.median)
@@ -259,28 +264,36 @@ def _measure_grouped(run: Run, shape: GroupedShape, pool: Pool) -> None:
         if run.late(GROUPED_GROUP, shape.label, v.label, "nvfp4", target):
             continue
         run.say(f"{shape.label}: {v.label}")
-        moved = v.bytes(shape.rows, shape.columns)
-        references = {}
-        if not shape.decode:
-            # Skewed or not, the dense call has the same rows: it need not be timed again.
-            key = ("dense", v, shape.rows, shape.columns)
-            if key not in run.references:
-                timing, checked = dense_call(run, v, shape.rows, shape.columns, pool, count)
-                run.references[key] = timing.median
-                run.add(
-                    row(
-                        GROUPED_GROUP, shape.label, v.label, "dense, same rows", timing,
-                        moved=moved, checked=checked,
-                    )
-                )  # fmt: skip
-            references["dense"] = run.references[key]
-        timing, checked = grouped_call(run, v, shape, pool, count)
-        run.add(
-            row(
-                GROUPED_GROUP, shape.label, v.label, "nvfp4", timing, moved=moved,
-                references=references, target=target, checked=checked,
-            )
-        )  # fmt: skip
+        try:
+            _measure_variant(run, shape, v, pool, count)
+        except Exception as error:
+            run.add(failed(GROUPED_GROUP, shape.label, v.label, error, target))
+
+
+def _measure_variant(run: Run, shape: GroupedShape, v: Variant, pool: Pool, count: int) -> None:
+    target = shape.target()
+    moved = v.bytes(shape.rows, shape.columns)
+    references = {}
+    if not shape.decode:
+        # Skewed or not, the dense call has the same rows: it need not be timed again.
+        key = ("dense", v, shape.rows, shape.columns)
+        if key not in run.references:
+            timing, checked = dense_call(run, v, shape.rows, shape.columns, pool, count)
+            run.references[key] = timing.median
+            run.add(
+                row(
+                    GROUPED_GROUP, shape.label, v.label, "dense, same rows", timing,
+                    moved=moved, checked=checked,
+                )
+            )  # fmt: skip
+        references["dense"] = run.references[key]
+    timing, checked = grouped_call(run, v, shape, pool, count)
+    run.add(
+        row(
+            GROUPED_GROUP, shape.label, v.label, "nvfp4", timing, moved=moved,
+            references=references, target=target, checked=checked,
+        )
+    )  # fmt: skip
 
 
 def grouped_call(

@@ -12,7 +12,7 @@ from .timing import Timing
 if TYPE_CHECKING:
     from rich.table import Table
 
-__all__ = ["Report", "Row", "markdown", "row", "skipped", "table"]
+__all__ = ["Report", "Row", "failed", "markdown", "row", "skipped", "table"]
 
 #: Of the JSON; raised when a field changes its meaning.
 SCHEMA = 1
@@ -137,6 +137,17 @@ def skipped(
     )  # fmt: skip
 
 
+def failed(
+    group: str, shape: str, format: str, error: Exception, target: Target | None = None
+) -> Row:
+    """The row of a call of ours that raised: as bad as a wrong result."""
+    text = " ".join(str(error).split())
+    return Row(
+        group, shape, format, "nvfp4", target="" if target is None else str(target),
+        checked=f"WRONG: {type(error).__name__}: {text}"[:200],
+    )  # fmt: skip
+
+
 @dataclass
 class Report:
     """A run of one suite.
@@ -149,12 +160,15 @@ class Report:
     rows
     seconds
         Of the run; what was built before it apart.
+    stopped
+        What ended it early, so that rows are missing.
     """
 
     suite: str
     environment: dict[str, Any]
     rows: list[Row] = field(default_factory=list)
     seconds: dict[str, float] = field(default_factory=dict)
+    stopped: str = ""
 
     @property
     def wrong(self) -> list[Row]:
@@ -178,6 +192,7 @@ class Report:
             "suite": self.suite,
             "environment": self.environment,
             "seconds": self.seconds,
+            "stopped": self.stopped,
             "targets": self.counts(),
             "rows": [asdict(r) for r in self.rows],
         }
@@ -280,6 +295,8 @@ def markdown(report: Report) -> str:
         lines.append("")
     counts = report.counts()
     lines.append("Targets: " + ", ".join(f"{n} {name}" for name, n in counts.items()) + ".")
+    if report.stopped:
+        lines.append(f"**Not complete**: {report.stopped}")
     return "\n".join(lines)
 
 
@@ -305,3 +322,5 @@ def print_report(report: Report, console: Any) -> None:
     said = ", ".join(f"{n} {name}" for name, n in counts.items())
     spent = ", ".join(f"{name} {value:.0f} s" for name, value in report.seconds.items())
     console.print(Text(f"\nTargets: {said}. Time: {spent}."))
+    if report.stopped:
+        console.print(Text(f"Not complete: {report.stopped}", style="bold red"))

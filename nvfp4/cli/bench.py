@@ -7,6 +7,7 @@ table, not in the exit code.
 from __future__ import annotations
 
 import json
+import traceback
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -93,12 +94,12 @@ def command(
     if plot is not None:
         _draw(report, plot)
     _print(report, markdown)
-    if report.wrong:
+    if report.wrong or report.stopped:
         ctx.exit(1)
 
 
 def measure(name: str, options: Any, budget: float, device: Any, jobs: int | None = None) -> Report:
-    """Build, measure; what came out so far, too, where the user interrupts."""
+    """Build, measure; what came out so far, too, where something stops it."""
     from ..bench import warmup
     from ..bench.environment import environment
     from ..bench.report import Report
@@ -120,10 +121,11 @@ def measure(name: str, options: Any, budget: float, device: Any, jobs: int | Non
     run = Run(device, options, deadline, report, say)
     try:
         module.measure(run)
-    except KeyboardInterrupt:
+    except (KeyboardInterrupt, Exception) as error:  # what there is took minutes: show it
         run.sort()
-        click.echo("interrupted: what follows is not complete", err=True)
-        report.seconds["interrupted after"] = deadline.spent
+        report.stopped = f"{type(error).__name__}: {error}".rstrip(": ")
+        if not isinstance(error, KeyboardInterrupt):
+            traceback.print_exception(error)
     report.seconds["measuring"] = deadline.spent
     return report
 

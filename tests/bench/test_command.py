@@ -83,6 +83,28 @@ def test_markdown_is_printed_alone(card: Card, runner: CliRunner) -> None:
     ]  # fmt: skip
 
 
+@pytest.mark.parametrize("error", [KeyboardInterrupt(), RuntimeError("the card is gone")])
+def test_what_was_measured_is_kept_when_something_stops_the_run(
+    error: BaseException, card: Card, runner: CliRunner, monkeypatch: Any, tmp_path: Path
+) -> None:
+    measure = quantizers.measure
+
+    def stop(run: Any) -> None:
+        measure(run)
+        raise error
+
+    monkeypatch.setattr(quantizers, "measure", stop)
+    file = tmp_path / "out.json"
+    result = runner.invoke(
+        program,
+        ["bench", "quantize", "--only", "40 x 128", "--no-peers", "--json", str(file)],
+    )
+    assert result.exit_code == 1
+    data = json.loads(file.read_text())
+    assert len(data["rows"]) == 6 and data["stopped"].startswith(type(error).__name__)
+    assert "Not complete" in result.stdout
+
+
 def test_wrong_results_exit_with_one(card: Card, runner: CliRunner, monkeypatch: Any) -> None:
     monkeypatch.setattr(quantizers, "check_quantized", lambda *a, **b: "WRONG: everything")
     result = runner.invoke(program, ["bench", "quantize", "--only", "40 x 128", "--no-peers"])

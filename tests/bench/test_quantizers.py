@@ -224,3 +224,21 @@ def test_a_peer_s_codes_are_recognised_and_compared_under_the_rounding_that_fits
         share, name = peers_quantizers.fitting_rounding(x, codes, "mxfp4")
         assert (share, name) == (1.0, rounding)
     assert peers_quantizers.codes_of((scales,), 64 * 32) is None
+
+
+def test_a_call_that_raises_is_a_row_and_the_others_are_measured(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    real = quantizers.api.quantize
+
+    def quantize(x: Any, fmt: str, **more: Any) -> Any:
+        if fmt == "mxfp4":
+            raise ValueError("no such kernel")
+        return real(x, fmt, **more)
+
+    monkeypatch.setattr(quantizers.api, "quantize", quantize)
+    rows = run([SMALL], formats=("mxfp4", "mxfp8_e4m3"))
+    (bad,) = by(rows, format="mxfp4")
+    assert bad.wrong and bad.checked == "WRONG: ValueError: no such kernel" and bad.target
+    (good,) = by(rows, format="mxfp8_e4m3")
+    assert good.checked == "all bytes"
