@@ -93,3 +93,10 @@ def test_the_dense_table_is_complete() -> None:
         (33792, 8192, 128, "≥ 1.00 cuBLAS 8192"), (33792, 8192, 256, "≥ 1.00 cuBLAS 8192"),
         (8192, 8192, 4096, "≥ 0.97 cuBLAS"),
     ]  # fmt: skip
+
+
+def test_rows_that_are_gathered_are_read_once_a_token() -> None:
+    facts = {"tokens": 64, "top_k": 8, "columns": 32, "depth": 4096, "hit": 100, "bits": 4.25}
+    sorted_rows = grouped_floor(**facts, gathered=False)
+    gathered = grouped_floor(**facts, gathered=True)
+    assert sorted_rows - gathered == pytest.approx((64 * 8 - 64) * 4096 * 2 / BANDWIDTH)
