@@ -345,7 +345,7 @@ def _grouped_stream(
         return None
     across = all_pieces * PIECE // fmt.block // (TILE_BLOCKS if tcgen else 1)
     wide = constants["INPUT"] == "float32"
-    resident = 8 if wide else 10 if fmt.scale == "e4m3" else 12
+    resident = 10 if fmt.element == "e2m1" and not wide else 8
     program = GROUPED_STREAM.program(
         **constants, ENCODE=encode, PAIRS=16 // split, BLOCKS_PER_SM=resident
     )

@@ -16,10 +16,14 @@ from .kernels.matmul_naive import (
     grouped_matmul_kernel,
     matmul_kernel,
 )
+from .kernels.matmul_sm80 import grouped_matmul_sm80_kernel, matmul_sm80_kernel
 from .launch import Launch
 from .layouts import TILE_BLOCKS, TILE_ROWS, allocated_tiles
 from .program import Program
 from .tiling import (
+    MAX_X,
+    MAX_YZ,
+    THREADS,
     Launches,
     at_least_one,
     block_for,
@@ -111,7 +115,38 @@ def matmul(
     )
     if out_dtype in FORMATS:
         grid = at_least_one(grid)
+    tiles_down, tiles_across = ceil_div(rows, _TILE), ceil_div(columns, _TILE)
+    if _for_tensor_cores(constants, rows * columns * depth, (tiles_down, tiles_across)):
+        program = _with_epilogue(
+            matmul_sm80_kernel(_dtypes(epilogue)).program(**constants), epilogue
+        )
+        grid, block = (tiles_down, tiles_across, 1), (THREADS, 1, 1)
+        return (Launch(program, grid, block, _shared_bytes(constants), args),)
     return (Launch(program, grid, block, 0, args),)
+
+
+#: Rows and columns of a tile of ``kernels.matmul_sm80``.
+_TILE = 64
+#: Products from which on tensor cores are worth their tiles of 64 x 64; below, the naive kernels
+#: are quick as well, and give the bytes of the golden model whatever the operands.
+_FEW_PRODUCTS = 1 << 24
+
+
+def _for_tensor_cores(constants: dict[str, Any], products: int, tiles: tuple[int, int]) -> bool:
+    """Whether ``kernels.matmul_sm80`` makes a product."""
+    return (
+        constants["ALIGNED"]
+        and constants["OUTPUT"] != "codes"
+        and products >= _FEW_PRODUCTS
+        and tiles[0] <= MAX_X
+        and tiles[1] <= MAX_YZ
+    )
+
+
+def _shared_bytes(constants: dict[str, Any]) -> int:
+    """Tiles of A and B, and of the lower halves of a float16 A."""
+    split = constants["A_ELEMENT"] == "none" and constants["INPUT"] == "float16"
+    return (3 if split else 2) * _TILE * _TILE * 2
 
 
 @functools.lru_cache(maxsize=1024)
@@ -209,6 +244,12 @@ def grouped_matmul(
         *(input_rows, rows, columns, depth, _row_units(a_format, depth, a_row_stride)),
         *(groups, experts, tiles if a_tiles is None else a_tiles, out_tiles or 0),
     )
+    across = ceil_div(columns, _TILE)
+    if _for_tensor_cores(constants, rows * columns * depth, (2 * tiles, across)) and groups:
+        kernel = grouped_matmul_sm80_kernel(_dtypes(epilogue))
+        program = _with_epilogue(kernel.program(**constants), epilogue)
+        grid, block = (2 * tiles, across, 1), (THREADS, 1, 1)
+        return (Launch(program, grid, block, _shared_bytes(constants), args),)
     return (Launch(program, grid, block, 0, args),)
 
 

@@ -1,0 +1,997 @@
+"""Products on the tensor cores of every architecture from sm_80 on: ``mma.sync`` of bfloat16.
+
+A block of 128 threads makes a tile of 64 x 64 of the result. Operands are brought to bfloat16 on
+the way to shared memory, which holds every element times its scale exactly, and the products are
+summed in float32; the order of the sums is the tensor cores', so results are the golden model's
+bit for bit where the sums are exact, and within the rounding of float32 sums elsewhere. float16
+elements of A have three bits more than bfloat16: they become two, a = hi + lo exactly.
+
+What bfloat16 cannot hold exactly, and what tensor cores might flush, is not clipped: e8m0 scales
+below 2^-107 or above 2^107 of blocks that are not zero. A block of threads that meets one makes
+its tile again in the way of ``matmul_naive``.
+
+Rows of A beyond the last, and rows of B beyond the columns, are zeros in shared memory. In a
+product with pairs of columns the rows of B of a tile are gate, up, gate, up..., so that a thread
+has both.
+
+Constraints: ALIGNED; depth a multiple of both blocks; OUTPUT is not "codes". Grid: (row tiles,
+column tiles of 64 columns of the product); grouped: (allocated tiles of 128 rows, times 2, column
+tiles). Shared memory: 16 KB, for float16 24 KB.
+
+Compile-time constants: those of ``matmul_naive``.
+"""
+
+from __future__ import annotations
+
+import functools
+
+import numpy as np
+
+from .._numba import cuda
+from ..program import Kernel
+from ..ptx.arith import (
+    add_u32,
+    and_u32,
+    eq_u32,
+    gt_u32,
+    i64_of_u32,
+    mul_rn,
+    ne_u32,
+    or_u32,
+    shl_u32,
+    shr_u32,
+    sub_rn,
+    sub_u32,
+    u32_of_i64,
+    xor_u32,
+)
+from ..ptx.bits import (
+    bf16x2_of_f32,
+    f32_of_bf16,
+    f32_of_bf16_hi,
+    f32_of_f16,
+    f32_of_f16_hi,
+    float_as_uint,
+)
+from ..ptx.convert import (
+    bf16x2_of_e4m3x2,
+    bf16x2_of_e5m2x2,
+    f32_of_e4m3,
+)
+from ..ptx.memory import (
+    ld_global_u8,
+    ld_global_v2_u32,
+    ld_global_v4_u32,
+    shared_base,
+    st_shared_v4_u32,
+)
+from ..ptx.mma import ldmatrix_x4, mma_m16n8k16_bf16
+from ..ptx.packed import mul_bf16x2
+from .elements import store_one
+from .groups import expert_of, find_tile, load_index, row_of_none, source_row
+from .matmul_naive import VARIANTS as NAIVE_VARIANTS
+from .matmul_naive import element, grouped_matmul_kernel, matmul_kernel
+from .products import (
+    blocks_of,
+    decode_of_b,
+    epilogue,
+    factor_of_row,
+    matrix_scales,
+    pair_epilogue,
+    result_columns,
+    row_units,
+)
+from .scales import tcgen_place
+
+A_ELEMENT = "none"
+A_SCALE = "e8m0"
+A_LAYOUT = "linear"
+B_ELEMENT = "e2m1"
+B_SCALE = "e8m0"
+B_LAYOUT = "tcgen"
+INPUT = "bfloat16"
+OUTPUT = "bfloat16"
+PAIR = "none"
+A_STARTS = "none"
+
+ZERO = np.float32(0.0)
+ONE = np.float32(1.0)
+THREADS = 128
+TILE = 64  # rows, columns and depth of a tile
+TILE_BYTES = 8192
+LOWEST, HIGHEST = 20, 234  # e8m0 bytes that are ordinary
+
+
+# Operands ----------------------------------------------------------------------------------------
+
+
+def load_words(p, at, kind: str):
+    """Sixteen elements of a row as they lie in memory, in up to eight words; `at` in bytes."""
+    if kind == "none":
+        a = ld_global_v4_u32(p, at, "")
+        b = ld_global_v4_u32(p, at + 16, "")
+        return (a[0], a[1], a[2], a[3], b[0], b[1], b[2], b[3])
+    elif kind == "e2m1":
+        a = ld_global_v2_u32(p, at, "")
+        z = xor_u32(a[0], a[0])
+        return (a[0], a[1], z, z, z, z, z, z)
+    else:
+        a = ld_global_v4_u32(p, at, "")
+        z = xor_u32(a[0], a[0])
+        return (a[0], a[1], a[2], a[3], z, z, z, z)
+
+
+def piece_bytes(kind: str):
+    """Bytes of sixteen elements."""
+    if kind == "none":
+        return 32
+    elif kind == "e2m1":
+        return 8
+    else:
+        return 16
+
+
+def scale_byte(scales, at, row, piece, depth, scale: str, layout: str):
+    """The scale byte of a piece; `at` is where the matrix's scales begin."""
+    block = piece
+    if scale == "e8m0":
+        block = piece >> 1
+    blocks = blocks_of(depth, scale)
+    if layout == "linear":
+        place = row * blocks + block
+    else:
+        place = tcgen_place(row, block, (blocks + 3) // 4)
+    return ld_global_u8(scales, at + place, "")
+
+
+def scale_pair(byte, scale: str):
+    """A scale as bfloat16, twice in a word: exact."""
+    if scale == "e4m3":
+        one = shr_u32(float_as_uint(f32_of_e4m3(and_u32(byte, 0x7F))), 16)
+    elif eq_u32(byte, 0):
+        one = shl_u32(1, 6)
+    else:
+        one = or_u32(shl_u32(byte, 7), shl_u32(u32_of_i64(1 if eq_u32(byte, 255) else 0), 6))
+    return or_u32(one, shl_u32(one, 16))
+
+
+def is_extreme(raw, byte, kind: str, scale: str):
+    """Whether a piece needs more than bfloat16 and the tensor cores are sure to hold."""
+    if scale == "e4m3":
+        return False
+    else:
+        some = or_u32(raw[0], raw[1])
+        mask = 0x77777777
+        if kind != "e2m1":
+            some = or_u32(some, or_u32(raw[2], raw[3]))
+            mask = 0x7F7F7F7F
+        outside = gt_u32(sub_u32(byte, LOWEST), HIGHEST - LOWEST)
+        return outside & ne_u32(byte, 255) & ne_u32(and_u32(some, mask), 0)
+
+
+def e2m1_pair(codes):
+    """Two e2m1 codes, in bits 7..0, as a pair of bfloat16."""
+    # A code's bits in the places of the lowest bits of a bfloat16's exponent and the highest of
+    # its fraction are the value times 2^-126, also where that is subnormal.
+    apart = and_u32(or_u32(codes, shl_u32(codes, 12)), 0x000F000F)
+    sign = shl_u32(and_u32(apart, 0x00080008), 12)
+    small = or_u32(sign, shl_u32(and_u32(apart, 0x00070007), 6))
+    return mul_bf16x2(small, 0x7E807E80)
+
+
+def four_pairs(word, scale):
+    """Eight e2m1 codes times a scale, as four pairs of bfloat16."""
+    return (
+        mul_bf16x2(e2m1_pair(and_u32(word, 255)), scale),
+        mul_bf16x2(e2m1_pair(and_u32(shr_u32(word, 8), 255)), scale),
+        mul_bf16x2(e2m1_pair(and_u32(shr_u32(word, 16), 255)), scale),
+        mul_bf16x2(e2m1_pair(shr_u32(word, 24)), scale),
+    )
+
+
+def two_pairs(word, kind: str, scale):
+    """Four eight-bit codes times a scale, as two pairs of bfloat16."""
+    low = and_u32(word, 0xFFFF)
+    high = shr_u32(word, 16)
+    if kind == "e4m3":
+        return (
+            mul_bf16x2(bf16x2_of_e4m3x2(low), scale),
+            mul_bf16x2(bf16x2_of_e4m3x2(high), scale),
+        )
+    else:
+        return (
+            mul_bf16x2(bf16x2_of_e5m2x2(low), scale),
+            mul_bf16x2(bf16x2_of_e5m2x2(high), scale),
+        )
+
+
+def pairs_of(raw, byte, kind: str, scale: str):
+    """Sixteen elements times their scale as eight pairs of bfloat16."""
+    if kind == "none":
+        return raw
+    else:
+        factor = scale_pair(byte, scale)
+        if kind == "e2m1":
+            a = four_pairs(raw[0], factor)
+            b = four_pairs(raw[1], factor)
+            return (a[0], a[1], a[2], a[3], b[0], b[1], b[2], b[3])
+        else:
+            a = two_pairs(raw[0], kind, factor)
+            b = two_pairs(raw[1], kind, factor)
+            c = two_pairs(raw[2], kind, factor)
+            d = two_pairs(raw[3], kind, factor)
+            return (a[0], a[1], b[0], b[1], c[0], c[1], d[0], d[1])
+
+
+def upper_half(word):
+    """The nearest bfloat16 of a pair of float16."""
+    return bf16x2_of_f32(f32_of_f16_hi(word), f32_of_f16(word))
+
+
+def lower_half(word, upper):
+    """What is left of a pair of float16: exactly a bfloat16. Nothing of infinities and NaN."""
+    hi = f32_of_bf16_hi(upper)
+    lo = f32_of_bf16(upper)
+    left_hi = sub_rn(f32_of_f16_hi(word), hi)
+    left_lo = sub_rn(f32_of_f16(word), lo)
+    if left_hi != left_hi:
+        left_hi = ZERO
+    if left_lo != left_lo:
+        left_lo = ZERO
+    return bf16x2_of_f32(left_hi, left_lo)
+
+
+def upper_halves(raw):
+    """:func:`upper_half` of eight words."""
+    return (
+        upper_half(raw[0]),
+        upper_half(raw[1]),
+        upper_half(raw[2]),
+        upper_half(raw[3]),
+        upper_half(raw[4]),
+        upper_half(raw[5]),
+        upper_half(raw[6]),
+        upper_half(raw[7]),
+    )
+
+
+def lower_halves(raw, upper):
+    """:func:`lower_half` of eight words."""
+    return (
+        lower_half(raw[0], upper[0]),
+        lower_half(raw[1], upper[1]),
+        lower_half(raw[2], upper[2]),
+        lower_half(raw[3], upper[3]),
+        lower_half(raw[4], upper[4]),
+        lower_half(raw[5], upper[5]),
+        lower_half(raw[6], upper[6]),
+        lower_half(raw[7], upper[7]),
+    )
+
+
+# Shared memory: rows of 64 elements in 8 chunks of 16 bytes, chunk c of row r at c ^ (r % 8) ------
+
+
+def chunk_at(base, row, chunk):
+    """Address of a chunk."""
+    return add_u32(add_u32(base, shl_u32(row, 7)), shl_u32(xor_u32(chunk, and_u32(row, 7)), 4))
+
+
+def store_pairs(base, row, piece, w):
+    """Store sixteen elements of a row."""
+    first = shl_u32(piece, 1)
+    st_shared_v4_u32(chunk_at(base, row, first), w[0], w[1], w[2], w[3])
+    st_shared_v4_u32(chunk_at(base, row, add_u32(first, 1)), w[4], w[5], w[6], w[7])
+
+
+def store_a(base, row, piece, raw, byte):
+    """Store sixteen elements of A, the lower halves of float16 in a tile of their own."""
+    if A_ELEMENT == "none" and INPUT == "float16":
+        upper = upper_halves(raw)
+        store_pairs(base, row, piece, upper)
+        store_pairs(add_u32(base, 2 * TILE_BYTES), row, piece, lower_halves(raw, upper))
+    else:
+        store_pairs(base, row, piece, pairs_of(raw, byte, A_ELEMENT, A_SCALE))
+
+
+def products_of(a, b0, b1, c0, c1, c2, c3):
+    """Sixteen rows of A with 32 columns: four products m16n8k16."""
+    return (
+        mma_m16n8k16_bf16(a, (b0[0], b0[1]), c0),
+        mma_m16n8k16_bf16(a, (b0[2], b0[3]), c1),
+        mma_m16n8k16_bf16(a, (b1[0], b1[1]), c2),
+        mma_m16n8k16_bf16(a, (b1[2], b1[3]), c3),
+    )
+
+
+def step(base, a_row, a_chunk, b_row, b_chunk, k, c0, c1, c2, c3, c4, c5, c6, c7):
+    """Add the products of 16 of the tile's depth to a warp's 32 x 32 sums."""
+    tile_b = add_u32(base, TILE_BYTES)
+    b0 = ldmatrix_x4(chunk_at(tile_b, b_row, add_u32(b_chunk, 2 * k)))
+    b1 = ldmatrix_x4(chunk_at(tile_b, add_u32(b_row, 16), add_u32(b_chunk, 2 * k)))
+    chunk = add_u32(a_chunk, 2 * k)
+    low = ldmatrix_x4(chunk_at(base, a_row, chunk))
+    high = ldmatrix_x4(chunk_at(base, add_u32(a_row, 16), chunk))
+    c0, c1, c2, c3 = products_of(low, b0, b1, c0, c1, c2, c3)
+    c4, c5, c6, c7 = products_of(high, b0, b1, c4, c5, c6, c7)
+    if A_ELEMENT == "none" and INPUT == "float16":
+        rest = add_u32(base, 2 * TILE_BYTES)
+        low = ldmatrix_x4(chunk_at(rest, a_row, chunk))
+        high = ldmatrix_x4(chunk_at(rest, add_u32(a_row, 16), chunk))
+        c0, c1, c2, c3 = products_of(low, b0, b1, c0, c1, c2, c3)
+        c4, c5, c6, c7 = products_of(high, b0, b1, c4, c5, c6, c7)
+    return c0, c1, c2, c3, c4, c5, c6, c7
+
+
+def sums(a, a_scales, a_at, a_scale_row, a_real, b, b_scales, b_at, b_scales_at, n, b_real, depth):
+    """The block's tile of sums: this thread's 32 of them, and whether some operand is extreme.
+
+    This thread brings row thread / 2 of both tiles, half of the depth of a tile; `a_at` and `b_at`
+    are where these rows begin, in bytes.
+    """
+    thread = u32_of_i64(cuda.threadIdx.x)
+    base = shared_base()
+    tile_row = shr_u32(thread, 1)
+    half = i64_of_u32(and_u32(thread, 1))
+    lane = and_u32(thread, 31)
+    warp = shr_u32(thread, 5)
+    a_row = add_u32(shl_u32(shr_u32(warp, 1), 5), and_u32(lane, 15))
+    a_chunk = shr_u32(lane, 4)
+    b_row = add_u32(
+        shl_u32(and_u32(warp, 1), 5), add_u32(and_u32(lane, 7), shl_u32(shr_u32(lane, 4), 3))
+    )
+    b_chunk = and_u32(shr_u32(lane, 3), 1)
+    none = xor_u32(thread, thread)
+    zeros = (none, none, none, none, none, none, none, none)
+    start = (ZERO, ZERO, ZERO, ZERO)
+    c0 = start
+    c1 = start
+    c2 = start
+    c3 = start
+    c4 = start
+    c5 = start
+    c6 = start
+    c7 = start
+    extreme = False
+    pieces = depth // 16
+    first = 0
+    while first < pieces:
+        for i in range(2):
+            piece = first + half * 2 + i
+            raw_a = zeros
+            raw_b = zeros
+            byte_a = none
+            byte_b = none
+            if piece < pieces:
+                if a_real:
+                    raw_a = load_words(a, a_at + piece * piece_bytes(A_ELEMENT), A_ELEMENT)
+                    if A_ELEMENT != "none":
+                        byte_a = scale_byte(
+                            a_scales, 0, a_scale_row, piece, depth, A_SCALE, A_LAYOUT
+                        )
+                        extreme = extreme | is_extreme(raw_a, byte_a, A_ELEMENT, A_SCALE)
+                if b_real:
+                    raw_b = load_words(b, b_at + piece * piece_bytes(B_ELEMENT), B_ELEMENT)
+                    byte_b = scale_byte(b_scales, b_scales_at, n, piece, depth, B_SCALE, B_LAYOUT)
+                    extreme = extreme | is_extreme(raw_b, byte_b, B_ELEMENT, B_SCALE)
+            in_tile = u32_of_i64(half * 2 + i)
+            store_a(base, tile_row, in_tile, raw_a, byte_a)
+            store_pairs(
+                add_u32(base, TILE_BYTES),
+                tile_row,
+                in_tile,
+                pairs_of(raw_b, byte_b, B_ELEMENT, B_SCALE),
+            )
+        cuda.syncthreads()
+        c0, c1, c2, c3, c4, c5, c6, c7 = step(
+            base, a_row, a_chunk, b_row, b_chunk, 0, c0, c1, c2, c3, c4, c5, c6, c7
+        )
+        c0, c1, c2, c3, c4, c5, c6, c7 = step(
+            base, a_row, a_chunk, b_row, b_chunk, 1, c0, c1, c2, c3, c4, c5, c6, c7
+        )
+        c0, c1, c2, c3, c4, c5, c6, c7 = step(
+            base, a_row, a_chunk, b_row, b_chunk, 2, c0, c1, c2, c3, c4, c5, c6, c7
+        )
+        c0, c1, c2, c3, c4, c5, c6, c7 = step(
+            base, a_row, a_chunk, b_row, b_chunk, 3, c0, c1, c2, c3, c4, c5, c6, c7
+        )
+        cuda.syncthreads()
+        first += 4
+    return c0, c1, c2, c3, c4, c5, c6, c7, extreme
+
+
+# Results -----------------------------------------------------------------------------------------
+
+
+def row_of_b(tile_row, first_column, columns):
+    """The row of B that is row `tile_row` of a tile that begins at a column of the product."""
+    if PAIR == "halves":
+        return first_column // 2 + (tile_row >> 1) + (tile_row & 1) * (columns // 2)
+    else:
+        return first_column + tile_row
+
+
+def store_two(out, row, at, n, columns, c, d, factor, b_decode, expert, e0, e1, e2, e3):
+    """Store two neighbouring columns of the product, from column `n` of a tile on, or their pair.
+
+    `at` is the first element of the row of the result, `row` its number.
+    """
+    if PAIR == "none":
+        if n < columns:
+            v = mul_rn(c, mul_rn(factor, decode_of_b(b_decode, expert, n, columns)))
+            v = np.float32(epilogue(v, row, n, expert, e0, e1, e2, e3))
+            store_one(out, at + n, v)
+        if n + 1 < columns:
+            v = mul_rn(d, mul_rn(factor, decode_of_b(b_decode, expert, n + 1, columns)))
+            v = np.float32(epilogue(v, row, n + 1, expert, e0, e1, e2, e3))
+            store_one(out, at + n + 1, v)
+    else:
+        column = n // 2
+        if column < columns // 2:
+            if PAIR == "halves":
+                gate_row = column
+                up_row = column + columns // 2
+            else:
+                gate_row = n
+                up_row = n + 1
+            gate = mul_rn(c, mul_rn(factor, decode_of_b(b_decode, expert, gate_row, columns)))
+            up = mul_rn(d, mul_rn(factor, decode_of_b(b_decode, expert, up_row, columns)))
+            v = np.float32(pair_epilogue(gate, up, row, column, expert, e0, e1, e2, e3))
+            store_one(out, at + column, v)
+
+
+def store_row(
+    out, row, at, n, columns, i: int, c0, c1, c2, c3, factor, b_decode, expert, e0, e1, e2, e3
+):
+    """Store one of the two rows that a thread has of 16: elements 0, 1 or 2, 3 of four sums."""
+    if i == 0:
+        store_two(out, row, at, n, columns, c0[0], c0[1], factor, b_decode, expert, e0, e1, e2, e3)
+        store_two(
+            out, row, at, n + 8, columns, c1[0], c1[1], factor, b_decode, expert, e0, e1, e2, e3
+        )
+        store_two(
+            out, row, at, n + 16, columns, c2[0], c2[1], factor, b_decode, expert, e0, e1, e2, e3
+        )
+        store_two(
+            out, row, at, n + 24, columns, c3[0], c3[1], factor, b_decode, expert, e0, e1, e2, e3
+        )
+    else:
+        store_two(out, row, at, n, columns, c0[2], c0[3], factor, b_decode, expert, e0, e1, e2, e3)
+        store_two(
+            out, row, at, n + 8, columns, c1[2], c1[3], factor, b_decode, expert, e0, e1, e2, e3
+        )
+        store_two(
+            out, row, at, n + 16, columns, c2[2], c2[3], factor, b_decode, expert, e0, e1, e2, e3
+        )
+        store_two(
+            out, row, at, n + 24, columns, c3[2], c3[3], factor, b_decode, expert, e0, e1, e2, e3
+        )
+
+
+def row_bytes(units):
+    """Bytes from a row of A to the next; `units` as the plans have it."""
+    if A_ELEMENT == "none":
+        return units * 2
+    else:
+        return units
+
+
+def matmul_sm80(
+    a,
+    a_scales,
+    a_decode,
+    b,
+    b_scales,
+    b_decode,
+    alpha,
+    alpha_number,
+    out,
+    out_scales,
+    out_decode,
+    e0,
+    e1,
+    e2,
+    e3,
+    rows,
+    columns,
+    depth,
+    a_stride,
+):
+    thread = cuda.threadIdx.x + 0
+    first_row = cuda.blockIdx.x * TILE
+    first_column = cuda.blockIdx.y * TILE
+    width = result_columns(columns)
+    a_row = first_row + thread // 2
+    n = row_of_b(thread // 2, first_column, columns)
+    c0, c1, c2, c3, c4, c5, c6, c7, extreme = sums(
+        a,
+        a_scales,
+        a_row * row_bytes(a_stride),
+        a_row,
+        a_row < rows,
+        b,
+        b_scales,
+        n * row_units(depth, B_ELEMENT),
+        0,
+        n,
+        first_column + thread // 2 < columns,
+        depth,
+    )
+    if cuda.syncthreads_or(np.int32(extreme)):
+        i = thread + 0
+        wide = TILE if PAIR == "none" else TILE // 2
+        while i < TILE * wide:
+            row = first_row + i // wide
+            column = cuda.blockIdx.y * wide + i % wide
+            if row < rows and column < width:
+                value = element(
+                    a,
+                    a_scales,
+                    row * a_stride,
+                    row,
+                    b,
+                    b_scales,
+                    b_decode,
+                    0,
+                    row,
+                    column,
+                    columns,
+                    depth,
+                    factor_of_row(alpha, alpha_number, a_decode, 0, row, 0),
+                    e0,
+                    e1,
+                    e2,
+                    e3,
+                )
+                store_one(out, row * width + column, value)
+            i += THREADS
+        return
+    lane = thread % 32
+    warp = thread // 32
+    row = first_row + (warp // 2) * 32 + lane // 4
+    n = first_column + (warp % 2) * 32 + (lane % 4) * 2
+    if row < rows:
+        factor = factor_of_row(alpha, alpha_number, a_decode, 0, row, 0)
+        store_row(
+            out,
+            row,
+            row * width,
+            n,
+            columns,
+            0,
+            c0,
+            c1,
+            c2,
+            c3,
+            factor,
+            b_decode,
+            0,
+            e0,
+            e1,
+            e2,
+            e3,
+        )
+    row += 8
+    if row < rows:
+        factor = factor_of_row(alpha, alpha_number, a_decode, 0, row, 0)
+        store_row(
+            out,
+            row,
+            row * width,
+            n,
+            columns,
+            1,
+            c0,
+            c1,
+            c2,
+            c3,
+            factor,
+            b_decode,
+            0,
+            e0,
+            e1,
+            e2,
+            e3,
+        )
+    row += 8
+    if row < rows:
+        factor = factor_of_row(alpha, alpha_number, a_decode, 0, row, 0)
+        store_row(
+            out,
+            row,
+            row * width,
+            n,
+            columns,
+            0,
+            c4,
+            c5,
+            c6,
+            c7,
+            factor,
+            b_decode,
+            0,
+            e0,
+            e1,
+            e2,
+            e3,
+        )
+    row += 8
+    if row < rows:
+        factor = factor_of_row(alpha, alpha_number, a_decode, 0, row, 0)
+        store_row(
+            out,
+            row,
+            row * width,
+            n,
+            columns,
+            1,
+            c4,
+            c5,
+            c6,
+            c7,
+            factor,
+            b_decode,
+            0,
+            e0,
+            e1,
+            e2,
+            e3,
+        )
+
+
+def grouped_row(
+    out,
+    local,
+    first,
+    count,
+    unowned,
+    head,
+    tail,
+    rows,
+    row_indices,
+    input_rows,
+    expert,
+    owner,
+    alpha,
+    alpha_number,
+    a_decode,
+    width,
+    n,
+    columns,
+    i: int,
+    c0,
+    c1,
+    c2,
+    c3,
+    b_decode,
+    e0,
+    e1,
+    e2,
+    e3,
+):
+    """Store a row of a range; zeros where it has no source."""
+    if local < count:
+        row = first + local
+        if unowned:
+            row = row_of_none(row, head, tail)
+        if row < rows:
+            source = -1
+            if expert >= 0:
+                source = source_row(row_indices, row, input_rows)
+            if source >= 0:
+                factor = factor_of_row(alpha, alpha_number, a_decode, expert, source, owner)
+                store_row(
+                    out,
+                    row,
+                    row * width,
+                    n,
+                    columns,
+                    i,
+                    c0,
+                    c1,
+                    c2,
+                    c3,
+                    factor,
+                    b_decode,
+                    expert,
+                    e0,
+                    e1,
+                    e2,
+                    e3,
+                )
+            else:
+                zero_row(out, row * width, n, columns, width)
+
+
+def zero_row(out, at, n, columns, width):
+    """Zero what a thread has of a row."""
+    for j in range(4):
+        if PAIR == "none":
+            if n + 8 * j < columns:
+                store_one(out, at + n + 8 * j, ZERO)
+            if n + 8 * j + 1 < columns:
+                store_one(out, at + n + 8 * j + 1, ZERO)
+        elif (n + 8 * j) // 2 < width:
+            store_one(out, at + (n + 8 * j) // 2, ZERO)
+
+
+def grouped_matmul_sm80(
+    a,
+    a_scales,
+    a_decode,
+    b,
+    b_scales,
+    b_decode,
+    row_offsets,
+    expert_ids,
+    row_indices,
+    tile_starts,
+    alpha,
+    alpha_number,
+    out,
+    out_scales,
+    out_decode,
+    out_tile_starts,
+    e0,
+    e1,
+    e2,
+    e3,
+    input_rows,
+    rows,
+    columns,
+    depth,
+    a_stride,
+    groups,
+    experts,
+    tiles,
+    out_tiles,
+):
+    thread = cuda.threadIdx.x + 0
+    tile = cuda.blockIdx.x // 2
+    below = (cuda.blockIdx.x % 2) * TILE
+    first_column = cuda.blockIdx.y * TILE
+    width = result_columns(columns)
+    owner, first_tile, start, stop, used, head, tail, _ = find_tile(
+        row_offsets, row_offsets, groups, rows, tile
+    )
+    expert = -1
+    a_tile = tile
+    if owner >= 0:
+        expert = expert_of(expert_ids, owner, experts)
+        first = start + ((tile - first_tile) << 7) + below
+        count = min(stop - first, TILE)
+        if A_STARTS != "none":
+            a_tile = load_index(tile_starts, owner, A_STARTS) + tile - first_tile
+    else:
+        first = ((tile - used) << 7) + below
+        count = TILE
+    if A_LAYOUT == "tcgen":
+        if a_tile < 0 or a_tile >= tiles:
+            expert = -1
+    if count <= 0:
+        return
+    local = thread // 2
+    source = -1
+    if expert >= 0 and local < count:
+        source = source_row(row_indices, first + local, input_rows)
+    a_scale_row = source
+    if A_LAYOUT == "tcgen":
+        a_scale_row = (a_tile << 7) + below + local
+    n = row_of_b(local, first_column, columns)
+    matrix = max(expert, 0)
+    # Blocks without an expert have nothing to sum, but zeros to write.
+    c0, c1, c2, c3, c4, c5, c6, c7, extreme = sums(
+        a,
+        a_scales,
+        source * row_bytes(a_stride),
+        a_scale_row,
+        source >= 0,
+        b,
+        b_scales,
+        (matrix * columns + n) * row_units(depth, B_ELEMENT),
+        matrix * matrix_scales(columns, depth, B_SCALE, B_LAYOUT),
+        n,
+        first_column + local < columns,
+        depth if expert >= 0 else 0,
+    )
+    if cuda.syncthreads_or(np.int32(extreme)):
+        i = thread + 0
+        wide = TILE if PAIR == "none" else TILE // 2
+        while i < TILE * wide:
+            local = i // wide
+            column = cuda.blockIdx.y * wide + i % wide
+            row = first + local
+            if local < count and row < rows and column < width:
+                source = source_row(row_indices, row, input_rows)
+                value = ZERO
+                if source >= 0:
+                    scale_row = source
+                    if A_LAYOUT == "tcgen":
+                        scale_row = (a_tile << 7) + below + local
+                    value = element(
+                        a,
+                        a_scales,
+                        source * a_stride,
+                        scale_row,
+                        b,
+                        b_scales,
+                        b_decode,
+                        expert,
+                        row,
+                        column,
+                        columns,
+                        depth,
+                        factor_of_row(alpha, alpha_number, a_decode, expert, source, owner),
+                        e0,
+                        e1,
+                        e2,
+                        e3,
+                    )
+                store_one(out, row * width + column, value)
+            i += THREADS
+        return
+    lane = thread % 32
+    warp = thread // 32
+    local = (warp // 2) * 32 + lane // 4
+    n = first_column + (warp % 2) * 32 + (lane % 4) * 2
+    unowned = owner < 0
+    grouped_row(
+        out,
+        local,
+        first,
+        count,
+        unowned,
+        head,
+        tail,
+        rows,
+        row_indices,
+        input_rows,
+        expert,
+        owner,
+        alpha,
+        alpha_number,
+        a_decode,
+        width,
+        n,
+        columns,
+        0,
+        c0,
+        c1,
+        c2,
+        c3,
+        b_decode,
+        e0,
+        e1,
+        e2,
+        e3,
+    )
+    grouped_row(
+        out,
+        local + 8,
+        first,
+        count,
+        unowned,
+        head,
+        tail,
+        rows,
+        row_indices,
+        input_rows,
+        expert,
+        owner,
+        alpha,
+        alpha_number,
+        a_decode,
+        width,
+        n,
+        columns,
+        1,
+        c0,
+        c1,
+        c2,
+        c3,
+        b_decode,
+        e0,
+        e1,
+        e2,
+        e3,
+    )
+    grouped_row(
+        out,
+        local + 16,
+        first,
+        count,
+        unowned,
+        head,
+        tail,
+        rows,
+        row_indices,
+        input_rows,
+        expert,
+        owner,
+        alpha,
+        alpha_number,
+        a_decode,
+        width,
+        n,
+        columns,
+        0,
+        c4,
+        c5,
+        c6,
+        c7,
+        b_decode,
+        e0,
+        e1,
+        e2,
+        e3,
+    )
+    grouped_row(
+        out,
+        local + 24,
+        first,
+        count,
+        unowned,
+        head,
+        tail,
+        rows,
+        row_indices,
+        input_rows,
+        expert,
+        owner,
+        alpha,
+        alpha_number,
+        a_decode,
+        width,
+        n,
+        columns,
+        1,
+        c4,
+        c5,
+        c6,
+        c7,
+        b_decode,
+        e0,
+        e1,
+        e2,
+        e3,
+    )
+
+
+# Kernels -----------------------------------------------------------------------------------------
+
+_HERE = {
+    **matmul_kernel().constants,
+    "ALIGNED": (True,),
+    "OUTPUT": ("bfloat16", "float16", "float32"),
+}
+
+
+@functools.cache
+def matmul_sm80_kernel(arrays: tuple[str, ...] = ()) -> Kernel:
+    """The dense kernel for an epilogue with arrays of these dtypes."""
+    like = matmul_kernel(arrays)
+    return Kernel("matmul_sm80", matmul_sm80, like.parameters, _HERE, threads=THREADS)
+
+
+@functools.cache
+def grouped_matmul_sm80_kernel(arrays: tuple[str, ...] = ()) -> Kernel:
+    """The grouped kernel for an epilogue with arrays of these dtypes."""
+    like = grouped_matmul_kernel(arrays)
+    constants = {**like.constants, **_HERE, "STARTS": ("none",)}
+    return Kernel(
+        "grouped_matmul_sm80", grouped_matmul_sm80, like.parameters, constants, threads=THREADS
+    )
+
+
+MATMUL_SM80 = matmul_sm80_kernel()
+GROUPED_MATMUL_SM80 = grouped_matmul_sm80_kernel()
+
+
+def _variant(like: dict, **changes: object) -> dict:
+    return {**like, "ALIGNED": True, "OUTPUT": "bfloat16", "LAYOUT": "linear", **changes}
+
+
+VARIANTS = {
+    "matmul_sm80": tuple(_variant(one) for one in NAIVE_VARIANTS["matmul_naive"]),
+    "grouped_matmul_sm80": tuple(_variant(one) for one in NAIVE_VARIANTS["grouped_matmul_naive"]),
+}
