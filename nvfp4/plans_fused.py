@@ -3,18 +3,20 @@
 from __future__ import annotations
 
 import functools
-from typing import Any
+from typing import Any, NamedTuple
 
 from .formats import FORMATS
-from .kernels.fused import FUSED, ROW_STATE
+from .kernels.fused import FUSED
+from .kernels.fused_rows import ROW_STATE
 from .kernels.quantize import AMAX_CLEAR, AMAX_FINISH
 from .launch import Launch
-from .layouts import TILE_BLOCKS, TILE_ROWS, allocated_tiles
+from .layouts import TILE_BLOCKS, TILE_BYTES, TILE_ROWS, allocated_tiles
 from .tiling import (
     MAX_X,
     MAX_YZ,
     ONE,
     PIECE,
+    Extent,
     Launches,
     ceil_div,
     check_rows,
@@ -24,14 +26,19 @@ from .tiling import (
 
 __all__ = ["fused_quantize", "grouped_fused_quantize"]
 
-#: Threads of a row, at most, and of a block, at least: so that rows come and go in small steps.
-_MOST_THREADS, _LEAST_THREADS = 512, 128
-#: Threads that registers shall leave room for on a multiprocessor; with ranges, which need more.
-_RESIDENT, _RESIDENT_RANGES = 1280, 1024
+#: Threads of a block, about: small steps, so that the last blocks of a grid end together.
+_THREADS = 128
+#: Threads of a row, at most; pieces of a row that registers hold, at most.
+_MOST_THREADS, _MOST_PIECES = 512, 1024
+#: Registers of a thread for what a row waits in.
+_WORDS = 32
 #: Bytes of a row that waits in shared memory; a longer one is read twice.
 _MOST_HELD = 64 * 1024
 #: Rows that a block serves once it has found the range of their tile.
 _LINES = 8
+#: Instructions of a thread: for a piece by what is done with it, and for a row.
+_PIECE_WORK = {"plain": 220, "rms": 340, "silu": 520, "gpt-oss": 520}
+_ROW_WORK = 200
 
 _BUFFERS = (
     *("x", "weight", "residual", "residual_out", "hidden", "codes", "scales"),
@@ -94,57 +101,68 @@ def fused_quantize(
         Buffers ``x, weight, residual, residual_out, hidden, codes, scales, row_counts,
         encode_scale, decode_scale``.
     """
-    tcgen = scale_layout == "tcgen"
-    all_rows = ceil_div(rows, TILE_ROWS) * TILE_ROWS if tcgen else rows
     options = {
-        **_constants(front, format, dtype, scale_layout, scale_rounding, aligned),
+        **_constants(front, format, dtype, scale_rounding, aligned),
         **index_constants(None, None, None, None),
         "HALVES": halves,
         "WEIGHT": weight,
         "RANGES": False,
         "COUNTS": counts_dtype or "none",
     }
-    hold, block, shared = _rows(front, format, dtype, columns, scale_layout, encode)
-    lines = block[1]
-    units = ceil_div(all_rows, lines)
-    grid = (min(MAX_X, max(1, units)), 1, min(MAX_YZ, max(1, batches)))
-    sizes = (0, rows, columns, batches, row_stride, batch_stride, units, lines, 0, 0, 0, 0)
-    scale = _encode_arguments(encode, ("array", "batch", "row"))
-    args = (*_BUFFERS, *scale, "decode_scale", eps, *sizes)
-    program = FUSED.program(
-        **options,
-        **_bounds(block),
-        UNIT=encode == "none",
-        ENCODE=encode,
-        HOLD=hold,
-        TASK="quantize",
-        RESIDUAL=residual,
-        HIDDEN=hidden,
+    matrix = (rows, columns, batches, row_stride, batch_stride)
+    common = (format, dtype, matrix, eps)
+    main = _dense_launch(
+        {**options, "RESIDUAL": residual, "HIDDEN": hidden}, *common, scale_layout, encode
     )
-    main = Launch(program, grid, block, shared, args)
     if encode != "amax":
         return (main,)
-    hold, block, shared = _rows(front, format, dtype, columns, "linear", "none")
-    units = ceil_div(rows, block[1])
-    grid = (min(MAX_X, max(1, units)), 1, min(MAX_YZ, max(1, batches)))
-    sizes = (0, rows, columns, batches, row_stride, batch_stride, units, block[1], 0, 0, 0, 0)
-    program = FUSED.program(
-        **{**options, "LAYOUT": "linear"},
-        **_bounds(block),
-        UNIT=True,
-        ENCODE="none",
-        HOLD=hold,
-        TASK="amax",
-        RESIDUAL="none" if residual == "none" else "in",
-        HIDDEN=False,
-    )
-    args = (*_BUFFERS, "decode_scale", 1.0, "decode_scale", eps, *sizes)
+    # What the search for the maximum makes, it makes again.
+    less = {**options, "RESIDUAL": "none" if residual == "none" else "in", "HIDDEN": False}
+    search = _dense_launch(less, *common, "linear", "none", task="amax")
     return (
         Launch(AMAX_CLEAR.program(), ONE, ONE, 0, ("decode_scale",)),
-        Launch(program, grid, block, shared, args),
+        search,
         main,
         Launch(AMAX_FINISH.program(), ONE, ONE, 0, ("decode_scale",)),
     )
+
+
+def _dense_launch(
+    options: dict[str, Any],
+    format: str,
+    dtype: str,
+    matrix: tuple[int, int, int, int, int],
+    eps: float,
+    layout: str,
+    encode: str,
+    task: str = "quantize",
+) -> Launch:
+    rows, columns, batches, row_stride, batch_stride = matrix
+    itemsize = 4 if dtype == "float32" else 2
+    plan = _plan_rows(options, format, columns, layout, encode)
+    all_rows = ceil_div(rows, TILE_ROWS) * TILE_ROWS if layout == "tcgen" else rows
+    lines = plan.block[1]
+    units = ceil_div(all_rows, lines)
+    codes_row, scales_row = _row_bytes(format, columns, layout)
+    scales_matrix = (all_rows // TILE_ROWS if layout == "tcgen" else rows) * scales_row
+    program = FUSED.program(
+        **options,
+        **plan.constants,
+        LAYOUT=layout,
+        UNIT=encode == "none",
+        ENCODE=encode,
+        TASK=task,
+        WIDE=_wide(rows * batches, row_stride * itemsize, columns * itemsize),
+    )
+    args = (
+        *_BUFFERS,
+        *_encode_arguments(encode, ("array", "batch", "row")),
+        *("decode_scale", eps, 0, rows, batches, columns // PIECE, plan.all_pieces),
+        *(row_stride * itemsize, batch_stride * itemsize, codes_row, scales_row, scales_matrix),
+        *(units, lines, 0, 0, 0, 0),
+    )
+    grid = (min(MAX_X, max(1, units)), 1, min(MAX_YZ, max(1, batches)))
+    return Launch(program, grid, plan.block, plan.shared, args)
 
 
 @functools.lru_cache(maxsize=1024)
@@ -203,37 +221,43 @@ def grouped_fused_quantize(
         2^32 rows or more.
     """
     check_rows(rows)
-    hold, block, shared = _rows(front, format, dtype, columns, scale_layout, encode)
+    options = {
+        **_constants(front, format, dtype, scale_rounding, aligned),
+        **index_constants(offsets_dtype, ids_dtype, indices_dtype, starts_dtype),
+        "HALVES": halves,
+        "WEIGHT": weight,
+        "RANGES": True,
+        "COUNTS": "none",
+        "RESIDUAL": residual,
+        "HIDDEN": hidden,
+    }
+    itemsize = 4 if dtype == "float32" else 2
+    plan = _plan_rows(options, format, columns, scale_layout, encode)
     down = max(allocated_tiles(rows, groups), tiles or 0)
     shift = (TILE_ROWS // _LINES).bit_length() - 1
     units = down << shift
+    codes_row, scales_row = _row_bytes(format, columns, scale_layout)
     program = FUSED.program(
-        **_constants(front, format, dtype, scale_layout, scale_rounding, aligned),
-        **index_constants(offsets_dtype, ids_dtype, indices_dtype, starts_dtype),
-        **_bounds(block, _RESIDENT_RANGES),
-        HALVES=halves,
-        WEIGHT=weight,
-        RANGES=True,
-        COUNTS="none",
+        **options,
+        **plan.constants,
+        LAYOUT=scale_layout,
         UNIT=encode == "none",
         ENCODE=encode,
-        HOLD=hold,
         TASK="quantize",
-        RESIDUAL=residual,
-        HIDDEN=hidden,
+        WIDE=_wide(max(rows, input_rows), row_stride * itemsize, columns * itemsize),
     )
-    sizes = (input_rows, rows, columns, 1, row_stride, 0, units, _LINES, shift)
     args = (
         *_BUFFERS,
         *_encode_arguments(encode, ("array", "expert", "row")),
-        *("decode_scale", eps, *sizes, groups, expert_limit(experts), tiles or 0),
+        *("decode_scale", eps, input_rows, rows, 1, columns // PIECE, plan.all_pieces),
+        *(row_stride * itemsize, 0, codes_row, scales_row, 0),
+        *(units, _LINES, shift, groups, expert_limit(experts), tiles or 0),
     )
-    return (Launch(program, (min(MAX_X, max(1, units)), 1, 1), block, shared, args),)
+    grid = (min(MAX_X, max(1, units)), 1, 1)
+    return (Launch(program, grid, plan.block, plan.shared, args),)
 
 
-def _constants(
-    front: str, format: str, dtype: str, layout: str, rounding: str, aligned: bool
-) -> dict[str, Any]:
+def _constants(front: str, format: str, dtype: str, rounding: str, aligned: bool) -> dict[str, Any]:
     fmt = FORMATS[format]
     return {
         "FRONT": front,
@@ -242,36 +266,80 @@ def _constants(
         "SCALE": fmt.scale,
         "ROUNDING": rounding,
         "ALIGNED": aligned,
-        "LAYOUT": layout,
     }
 
 
-def _rows(
-    front: str, format: str, dtype: str, columns: int, layout: str, encode: str
-) -> tuple[str, tuple[int, int, int], int]:
-    """Where a row waits, the block (threads of a row, rows), and its shared memory."""
+class _RowPlan(NamedTuple):
+    """Threads of a row and rows of a block; where a row waits."""
+
+    all_pieces: int
+    block: Extent
+    shared: int
+    constants: dict[str, Any]
+
+
+def _plan_rows(
+    options: dict[str, Any], format: str, columns: int, layout: str, encode: str
+) -> _RowPlan:
     fmt = FORMATS[format]
     blocks = columns // fmt.block
     if layout == "tcgen":
         blocks = ceil_div(blocks, TILE_BLOCKS) * TILE_BLOCKS
-    pieces = max(1, blocks * fmt.block // PIECE)
-    turns = ceil_div(pieces, _MOST_THREADS)
-    across = 32 * ceil_div(pieces, 32 * turns)
-    block = (across, max(1, _LEAST_THREADS // (1 << (across - 1).bit_length())), 1)
-    if front != "rms" and encode != "row_amax":
-        return "none", block, 0
-    state = ROW_STATE * block[1]
-    if turns == 1:
-        return "registers", block, state
-    row = columns * (4 if dtype == "float32" else 2)
-    if row <= _MOST_HELD:
-        return "shared", block, state + row * block[1]
-    return "reread", block, state
+    pieces = blocks * fmt.block // PIECE
+    itemsize = 4 if options["INPUT"] == "float32" else 2
+    waits = options["FRONT"] == "rms" or encode == "row_amax"
+    words = 4 * itemsize * (1 if options["RESIDUAL"] == "none" else 2)
+    most = min(_WORDS // words, 2 if options["RESIDUAL"] != "none" else 4)
+    per, turns = _split(max(1, pieces), most if waits else 4, _PIECE_WORK[options["FRONT"]])
+    across = 32 * ceil_div(max(1, pieces), 32 * turns)
+    hold = "none"
+    if waits:
+        hold = "registers" if turns == per and pieces <= _MOST_PIECES else "shared"
+        if hold == "shared" and columns * itemsize > _MOST_HELD:
+            hold = "reread"
+    if hold != "registers":
+        per = 1
+    high = 1
+    while across * high * 2 <= _THREADS:
+        high *= 2
+    threads = across * high
+    resident = 768 if per * words > 16 or options["RANGES"] else 1024
+    constants = {
+        "HOLD": hold,
+        "PER": per,
+        "THREADS": threads,
+        "BLOCKS_PER_SM": max(1, resident // threads),
+    }
+    shared = 0 if hold == "none" else ROW_STATE * high
+    if hold == "shared":
+        shared += columns * itemsize * high
+    return _RowPlan(pieces, (across, high, 1), shared, constants)
 
 
-def _bounds(block: tuple[int, int, int], resident: int = _RESIDENT) -> dict[str, int]:
-    threads = block[0] * block[1]
-    return {"THREADS": threads, "BLOCKS_PER_SM": max(1, resident // threads)}
+def _split(pieces: int, most: int, piece_work: int) -> tuple[int, int]:
+    """Pieces a thread, of those that go into registers and in all, for the least work of a row."""
+    found = None
+    for per in range(1, most + 1):
+        warps = ceil_div(pieces, 32 * per)
+        if warps * 32 <= _MOST_THREADS:
+            work = warps * (per * piece_work + _ROW_WORK)
+            if found is None or work < found[0]:
+                found = work, per
+    if found is not None:
+        return found[1], found[1]
+    return 1, ceil_div(pieces, _MOST_THREADS)
+
+
+def _row_bytes(format: str, columns: int, layout: str) -> tuple[int, int]:
+    """Bytes of a row's codes, and of its scales: of a row of tiles in the tcgen layout."""
+    fmt = FORMATS[format]
+    blocks = columns // fmt.block
+    scales = ceil_div(blocks, TILE_BLOCKS) * TILE_BYTES if layout == "tcgen" else blocks
+    return columns // fmt.codes_per_byte, scales
+
+
+def _wide(*numbers: int) -> bool:
+    return max(numbers) >= 1 << 31
 
 
 def _encode_arguments(encode: str, pointers: tuple[str, ...]) -> tuple[str | float, ...]:

@@ -33,6 +33,12 @@ from ..ptx.memory import (
     st_global_u16,
     st_global_v4_u32,
 )
+from ..ptx.packed import (
+    max_nan_bf16x2,
+    max_nan_f16x2,
+    min_nan_bf16x2,
+    min_nan_f16x2,
+)
 from ..ptx.scaled import rcp_rn_normal
 from .elements import ZEROS
 from .stream import load_half_piece, widen
@@ -231,14 +237,79 @@ def sigmoid(x, factor, rest):
     return mul_rn(rcp_rn_normal(add_rn(scaled, SCALE_DOWN)), SCALE_DOWN)
 
 
+def bounded(raw, bf16_low, bf16_high, f16_low, f16_high):
+    """Half a piece within bounds, which are given as pairs of 16-bit floats; NaN is kept."""
+    if INPUT == "bfloat16":
+        return (
+            min_nan_bf16x2(max_nan_bf16x2(raw[0], bf16_low), bf16_high),
+            min_nan_bf16x2(max_nan_bf16x2(raw[1], bf16_low), bf16_high),
+            min_nan_bf16x2(max_nan_bf16x2(raw[2], bf16_low), bf16_high),
+            min_nan_bf16x2(max_nan_bf16x2(raw[3], bf16_low), bf16_high),
+        )
+    else:
+        return (
+            min_nan_f16x2(max_nan_f16x2(raw[0], f16_low), f16_high),
+            min_nan_f16x2(max_nan_f16x2(raw[1], f16_low), f16_high),
+            min_nan_f16x2(max_nan_f16x2(raw[2], f16_low), f16_high),
+            min_nan_f16x2(max_nan_f16x2(raw[3], f16_low), f16_high),
+        )
+
+
+def not_below(raw, bf16_low, f16_low):
+    """Half a piece within a lower bound, given as a pair of 16-bit floats; NaN is kept."""
+    if INPUT == "bfloat16":
+        return (
+            max_nan_bf16x2(raw[0], bf16_low),
+            max_nan_bf16x2(raw[1], bf16_low),
+            max_nan_bf16x2(raw[2], bf16_low),
+            max_nan_bf16x2(raw[3], bf16_low),
+        )
+    else:
+        return (
+            max_nan_f16x2(raw[0], f16_low),
+            max_nan_f16x2(raw[1], f16_low),
+            max_nan_f16x2(raw[2], f16_low),
+            max_nan_f16x2(raw[3], f16_low),
+        )
+
+
+def bounded_gates(raw):
+    """Half a piece of gates, or of gates and ups that alternate, within the bounds of 16-bit types.
+
+    Pairs at once: half the instructions of bounds on float32, which serve float32 input alone.
+    """
+    if INPUT == "float32":
+        return raw
+    elif FRONT == "gpt-oss" and HALVES == "split":
+        return bounded(raw, 0xC278C278, 0x40E040E0, 0xD3C0D3C0, 0x47004700)
+    elif FRONT == "gpt-oss":
+        return bounded(raw, 0xC0E0C278, 0x40E040E0, 0xC700D3C0, 0x47004700)
+    elif HALVES == "split":
+        return not_below(raw, 0xC2D2C2D2, 0xD690D690)
+    else:
+        return not_below(raw, 0xFF80C2D2, 0xFC00D690)
+
+
+def bounded_ups(raw):
+    """Half a piece of ups, or of gates and ups that alternate."""
+    if HALVES == "interleaved":
+        return bounded_gates(raw)
+    elif INPUT == "float32" or FRONT == "silu":
+        return raw
+    else:
+        return bounded(raw, 0xC0E0C0E0, 0x40E040E0, 0xC700C700, 0x47004700)
+
+
 def gated(gate, up):
     """One hidden value."""
     if FRONT == "gpt-oss":
-        gate = min_nan_f32(max_nan_f32(gate, OSS_LOW), OSS_LIMIT)
-        up = min_nan_f32(max_nan_f32(up, OSS_LOW_UP), OSS_LIMIT)
+        if INPUT == "float32":
+            gate = min_nan_f32(max_nan_f32(gate, OSS_LOW), OSS_LIMIT)
+            up = min_nan_f32(max_nan_f32(up, OSS_LOW_UP), OSS_LIMIT)
         return mul_rn(mul_rn(gate, sigmoid(gate, OSS, OSS_REST)), add_rn(up, ONE))
     else:
-        gate = max_nan_f32(gate, SILU_LOW)
+        if INPUT == "float32":
+            gate = max_nan_f32(gate, SILU_LOW)
         return mul_rn(mul_rn(gate, sigmoid(min_f32(gate, SILU_FLAT), SILU, SILU_REST)), up)
 
 
@@ -260,8 +331,8 @@ def gated8(g, u):
 
 def gated_half(a, b):
     """Eight hidden values of gates `a` and ups `b`, or of 16 elements in which they alternate."""
-    v = widen(a)
-    w = widen(b)
+    v = widen(bounded_gates(a))
+    w = widen(bounded_ups(b))
     if HALVES == "split":
         return gated8(v, w)
     else:
