@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
+import weakref
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from types import CodeType, FunctionType, ModuleType
-from typing import Any
+from types import CellType, CodeType, FunctionType, ModuleType
+from typing import Any, NamedTuple
 
 import numpy as np
 
-__all__ = ["Epilogue", "EpilogueCode"]
+__all__ = ["Epilogue", "EpilogueCode", "compiled_alike"]
 
 
 class EpilogueCode:
@@ -62,11 +63,102 @@ def _identity(value: Any, inside: tuple[FunctionType, ...]) -> Any:
     return id(value)
 
 
+class _Compiled:
+    """Stands for all functions that compile alike; compared by identity."""
+
+    def __init__(self, fn: FunctionType) -> None:
+        self.fn = fn  # the ids in its identity stay taken
+
+
+class _Seen(NamedTuple):
+    """A function, and all that it reached when it was looked at."""
+
+    function: weakref.ref[FunctionType]
+    functions: tuple[tuple[FunctionType | None, CodeType, Any], ...]
+    cells: tuple[tuple[CellType, Any], ...]
+    names: tuple[tuple[dict[str, Any], str, Any], ...]
+    compiled: _Compiled
+
+
+_MOST = 256
+_seen: dict[int, _Seen] = {}
+_compiled: dict[Any, _Compiled] = {}
+_ABSENT = object()
+
+
+def compiled_alike(fn: FunctionType) -> object:
+    """The same object for functions that are compiled to the same code, as of now.
+
+    A function that is seen again costs a look at each variable that it reaches: that a constant
+    was given another value since is noticed.
+    """
+    seen = _seen.get(id(fn))
+    if seen is not None and seen.function() is fn and _unchanged(seen, fn):
+        return seen.compiled
+    identity = _identity(fn, ())
+    compiled = _compiled.get(identity)
+    if compiled is None:
+        if len(_compiled) >= _MOST:
+            _compiled.clear()
+        compiled = _compiled[identity] = _Compiled(fn)
+    if len(_seen) >= _MOST:
+        _seen.clear()
+    key = id(fn)
+    gone = weakref.ref(fn, lambda _: _seen.pop(key, None))
+    _seen[key] = _Seen(gone, *_reached(fn), compiled)
+    return compiled
+
+
+def _unchanged(seen: _Seen, fn: FunctionType) -> bool:
+    for function, code, defaults in seen.functions:
+        function = function or fn
+        if function.__code__ is not code or function.__defaults__ is not defaults:
+            return False
+    for cell, value in seen.cells:
+        if cell.cell_contents is not value:
+            return False
+    return all([names.get(name, _ABSENT) is value for names, name, value in seen.names])
+
+
+def _reached(fn: FunctionType) -> tuple[Any, Any, Any]:
+    """Functions, cells of closures and globals that a function's code can reach, as they are."""
+    functions: list[Any] = []
+    cells: list[Any] = []
+    names: list[Any] = []
+    waiting: list[Any] = [fn]
+    met: set[int] = set()
+    while waiting:
+        value = waiting.pop()
+        if isinstance(value, tuple):
+            waiting += value
+        if not isinstance(value, FunctionType) or id(value) in met:
+            continue
+        met.add(id(value))
+        # The function itself is not held, so that it can go.
+        functions.append((None if value is fn else value, value.__code__, value.__defaults__))
+        own = [(cell, cell.cell_contents) for cell in value.__closure__ or ()]
+        found = [
+            (value.__globals__, name, value.__globals__.get(name, _ABSENT))
+            for name in sorted(_names(value))
+        ]
+        cells += own
+        names += found
+        waiting += [content for _, content in own] + [content for *_, content in found]
+        waiting += value.__defaults__ or ()
+    return tuple(functions), tuple(cells), tuple(names)
+
+
 def _global_names(function: FunctionType) -> set[str]:
+    """Names in a function's code that are globals now."""
+    return {name for name in _names(function) if name in function.__globals__}
+
+
+def _names(function: FunctionType) -> set[str]:
+    """Names in a function's code that may be globals (or attributes)."""
     codes, names = [function.__code__], set()
     while codes:
         code = codes.pop()
-        names |= {name for name in code.co_names if name in function.__globals__}
+        names |= set(code.co_names)
         codes += [item for item in code.co_consts if isinstance(item, CodeType)]
     return names
 

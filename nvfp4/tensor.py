@@ -191,7 +191,7 @@ class QTensor:
         """The arrays as the package sees them; their metadata is checked the first time.
 
         The arrays are the caller's, who may have given them other memory since (PyTorch's
-        ``tensor.data = ...``): addresses are asked for anew.
+        ``tensor.data = ...``): then they are looked at anew.
         """
         cached = self._cached
         if cached is None or not all(map(_still_valid, cached[:5])):
@@ -247,11 +247,11 @@ def make(
 
 
 def _still_valid(array: Array | None) -> bool:
-    """Whether an array has its shape still; its address is brought up to date."""
+    """Whether an array has its memory and its shape still."""
     if array is None or array.library not in ("numpy", "torch", "cupy"):
         return True
-    array.pointer = array.current_pointer()
-    return bool(array.owner.shape == array.spec.shape)
+    same = array.pointer == array.current_pointer()
+    return same and bool(array.owner.shape == array.spec.shape)
 
 
 def _check_metadata(q: QTensor) -> Parts:

@@ -18,6 +18,7 @@ from .._numba import SIMULATED_PROCESS
 from .._parts import contiguous_call
 from ..arrays import Array, stream_pointer
 from ..errors import ToolchainError, UnsupportedError
+from ._repeat import Repeated, remember
 
 __all__ = ["GOLDEN", "Place", "copied", "copied_or_refused", "launch", "place"]
 
@@ -130,6 +131,7 @@ def launch(
     outputs: tuple[str, ...],
     strided: str = "",
     launches: dict[Any, Any] | None = None,
+    again: Repeated | None = None,
     **more: Any,
 ) -> None:
     """Plan for the architecture at hand, and launch.
@@ -150,6 +152,9 @@ def launch(
         The buffer whose rows may lie apart; all others are contiguous.
     launches : dict, optional
         Plans made for these facts before: (architecture, *more) -> launches.
+    again : optional
+        The call as ``_repeat.repeat`` knows it, to be remembered. All that is written is among its
+        arguments.
     """
     launcher = _launcher()
     machine = where.machine
@@ -163,6 +168,13 @@ def launch(
             launches[key] = planned
     if machine is None:
         launcher.run(planned, buffers, stream=where.stream, device=where.device)
+        if again is not None:
+            remember(
+                again,
+                lambda: launcher.prepare(planned, where.device, stream=where.stream),
+                buffers,
+                outputs,
+            )
         return
     # Host arrays may be any views; on a GPU, those were refused.
     own = {
@@ -183,12 +195,6 @@ def _plan(name: str, arch: str) -> Callable[..., Any]:
             "`with nvfp4.simulate()` are computed by the golden model"
         )
     return found
-
-
-def prepared(where: Place, launches: dict[Any, Any], **more: Any) -> Any:
-    """The launches that were planned and run by `launch` just before, ready to run again."""
-    ready = launches[where.arch, *more.values()]
-    return _launcher().prepare(ready, where.device, stream=where.stream)
 
 
 @functools.cache

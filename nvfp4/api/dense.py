@@ -15,7 +15,7 @@ from ..tensor import Parts, QTensor
 from . import _place
 from ._encode import check_rounding, encode_kind, read_encode_scale
 from ._out import Shapes, Target, check_apart, check_dense, check_out, check_out_tensor, extent
-from ._repeat import remember, repeat
+from ._repeat import repeat
 from ._result import FLOATS
 
 __all__ = ["check_floats", "matrix_view", "quantize"]
@@ -86,9 +86,8 @@ def quantize(
         return _counted(
             x, format, encode_scale, scale_rounding, scale_layout, row_counts, out, stream
         )
-    if out is not None and repeat(
-        x, format, encode_scale, scale_rounding, scale_layout, out, stream
-    ):
+    again = "quantize", (format, scale_rounding, scale_layout), (x, encode_scale, out)
+    if out is not None and repeat(again, stream):
         return out
     fmt = block_format(format)
     source = arrays.as_array(x, "x", stream=stream)
@@ -143,19 +142,9 @@ def quantize(
         outputs=("codes", "scales", "decode_scale"),
         strided="x",
         launches=call.launches,
+        again=None if out is None else again,
         aligned=aligned,
     )
-    if parts is not None and where.machine is None:
-        remember(
-            source,
-            (format, scale_rounding, scale_layout),
-            encode_scale,
-            encode.array,
-            result,
-            parts,
-            call.extents,
-            lambda: _place.prepared(where, call.launches, aligned=aligned),
-        )
     return result
 
 

@@ -13,6 +13,7 @@ from . import _place
 from ._encode import Encode, check_rounding, encode_kind, read_encode_scale
 from ._out import Shapes, Target, check_apart, check_out, check_out_tensor, own_ranges
 from ._ranges import Ranges, read_ranges
+from ._repeat import repeat
 from .dense import check_floats, matrix_view
 
 __all__ = ["grouped_quantize"]
@@ -83,6 +84,13 @@ def grouped_quantize(
     UnsupportedError
         There is no kernel for this GPU.
     """
+    again = (
+        "grouped_quantize",
+        (format, scale_rounding, scale_layout),
+        (x, row_offsets, expert_ids, row_indices, encode_scale, out),
+    )
+    if out is not None and repeat(again, stream):
+        return out
     fmt = block_format(format)
     source = arrays.as_array(x, "x", stream=stream)
     check_floats("x", source.spec)
@@ -166,7 +174,15 @@ def grouped_quantize(
         **dict(ranges.named),
     }
     outputs = ("codes", "scales", "decode_scale")
-    _place.launch(where, "grouped_quantize", facts, buffers, outputs=outputs, strided="x")
+    _place.launch(
+        where,
+        "grouped_quantize",
+        facts,
+        buffers,
+        outputs=outputs,
+        strided="x",
+        again=None if out is None else again,
+    )
     return result
 
 

@@ -11,6 +11,7 @@ from ..arrays import Array
 from ..layouts import scale_k_tiles, scale_tiles
 from . import _place
 from ._out import check_apart, check_result, store
+from ._repeat import Repeated, repeat
 
 __all__ = ["deinterleave_scales", "interleave_scales"]
 
@@ -44,6 +45,9 @@ def interleave_scales(scales: Any, *, out: Any = None, stream: Any = None) -> An
     ValueError
         A shape that does not fit; arrays on different devices or overlapping ones.
     """
+    again = "interleave_scales", (), (scales, out)
+    if out is not None and repeat(again, stream):
+        return out
     source = _bytes("scales", scales, stream)
     if len(source.shape) not in (2, 3):
         raise ValueError(
@@ -51,7 +55,7 @@ def interleave_scales(scales: Any, *, out: Any = None, stream: Any = None) -> An
         )
     *lead, rows, blocks = source.shape
     shape = (*lead, scale_tiles(rows), scale_k_tiles(blocks), 32, 4, 4)
-    return _rearrange("interleave_scales", source, shape, (rows, blocks), out, stream)
+    return _rearrange(again, source, shape, (rows, blocks), out, stream)
 
 
 def deinterleave_scales(
@@ -85,11 +89,14 @@ def deinterleave_scales(
         `scales` does not have the shape that belongs to `shape`; arrays on different devices or
         overlapping ones.
     """
-    source = _bytes("scales", scales, stream)
     try:
         rows, blocks = (operator.index(n) for n in shape)
     except (TypeError, ValueError):
         raise TypeError(f"shape must be two ints, (M, blocks); got {shape!r}") from None
+    again = "deinterleave_scales", (rows, blocks), (scales, out)
+    if out is not None and repeat(again, stream):
+        return out
+    source = _bytes("scales", scales, stream)
     if rows < 0 or blocks < 0:
         raise ValueError(f"shape must not be negative; got {shape}")
     tiles = (scale_tiles(rows), scale_k_tiles(blocks), 32, 4, 4)
@@ -99,7 +106,7 @@ def deinterleave_scales(
             f"rows of {blocks} blocks; got {source.shape}"
         )
     return _rearrange(
-        "deinterleave_scales",
+        again,
         source,
         (*source.shape[:-5], rows, blocks),
         (rows, blocks),
@@ -118,7 +125,7 @@ def _bytes(name: str, value: Any, stream: Any) -> Array:
 
 
 def _rearrange(
-    which: str,
+    again: Repeated,
     source: Array,
     shape: tuple[int, ...],
     matrix: tuple[int, int],
@@ -131,7 +138,7 @@ def _rearrange(
         check_result("out", target.spec, shape, "uint8", source.spec)
         check_apart(("scales",), (source,), (target,), ("out",))
     where = _place.place((("scales", source),), stream)
-    forward = which == "interleave_scales"
+    forward = again[0] == "interleave_scales"
     if where.golden:
         from .. import golden
 
@@ -149,5 +156,7 @@ def _rearrange(
         target = arrays.empty(shape, "uint8", source, stream=where.stream)
     batched = len(source.shape) == (3 if forward else 6)
     facts = {"rows": matrix[0], "blocks": matrix[1], "batches": source.shape[0] if batched else 1}
-    _place.launch(where, which, facts, {"scales": source, "out": target}, outputs=("out",))
+    buffers = {"scales": source, "out": target}
+    kept = None if out is None else again
+    _place.launch(where, again[0], facts, buffers, outputs=("out",), again=kept)
     return target.owner if out is None else out

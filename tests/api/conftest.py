@@ -56,7 +56,7 @@ class Card:
 @pytest.fixture
 def card(monkeypatch: pytest.MonkeyPatch, cupy: stubs.Cupy) -> Iterator[Card]:
     """A card of architecture sm_90a that records what it is given."""
-    from nvfp4.api import _place, dense
+    from nvfp4.api import _place, _repeat, dense
 
     card = Card()
     run = launch.run
@@ -75,27 +75,37 @@ def card(monkeypatch: pytest.MonkeyPatch, cupy: stubs.Cupy) -> Iterator[Card]:
             run(launches, _on_host(buffers), machine=sim.Machine(card.arch))
 
     class Prepared:
-        names = ("x", "codes", "scales", "encode_scale", "decode_scale")
-
         def __init__(self, launches: Any, device: int, stream: int) -> None:
             self.launches = launches
-            # What a launch is given are addresses; the stubs' arrays at them are those of the call.
-            self.buffers = dict(card.launched[-1][0])
+            # What a launch is given are addresses: of memory that looked like this.
+            self.buffers = {
+                name: Array(None, value.spec, value.pointer) if isinstance(value, Array) else value
+                for name, value in card.launched[-1][0].items()
+            }
+            self.names = tuple(name for name, value in self.buffers.items() if value is not None)
 
-        def __call__(self, values: Any, stream: int) -> None:
+        def bind(self, values: Any) -> Any:
             named = dict(zip(self.names, values, strict=True))
-            card.repeated.append((named, stream))
-            if card.simulate:
-                moved = {name: _moved(self.buffers[name], named[name]) for name in self.names}
-                run(self.launches, _on_host(moved), machine=sim.Machine(card.arch))
+
+            def launch(stream: int) -> None:
+                card.repeated.append((named, stream))
+                if card.simulate:
+                    moved = {
+                        name: _moved(value, named.get(name)) for name, value in self.buffers.items()
+                    }
+                    run(self.launches, _on_host(moved), machine=sim.Machine(card.arch))
+
+            return launch
 
     monkeypatch.setattr(launch, "prepare", lambda *args, **more: Prepared(*args, **more))
     monkeypatch.setattr(launch, "architecture", lambda device: card.arch)
     monkeypatch.setattr(launch, "run", run_or_record)
     monkeypatch.setattr(_place, "_planner", Plans)
     dense._dense_call.cache_clear()
+    _repeat.forget()
     yield card
     dense._dense_call.cache_clear()
+    _repeat.forget()
 
 
 def _on_host(buffers: dict[str, Any]) -> dict[str, Any]:

@@ -202,6 +202,12 @@ class Tensor:
     def stride(self) -> tuple[int, ...]:
         return tuple(step // self.values.itemsize for step in self.values.strides)
 
+    def is_contiguous(self) -> bool:
+        return self.values.flags.c_contiguous
+
+    def get_device(self) -> int:
+        return -1 if self.device.index is None else self.device.index
+
     def data_ptr(self) -> int:
         return self.values.__array_interface__["data"][0]
 
