@@ -216,7 +216,9 @@ def encode_on_card(tensor: TensorMap) -> bytes:
     Raises
     ------
     nvfp4.errors.ToolchainError
-        There is no driver, or it refuses the map.
+        There is no driver.
+    RuntimeError
+        The driver refuses the map.
     """
     from cuda.bindings import driver as cuda
 

@@ -132,9 +132,11 @@ def _wgmma_keep(builder, ir, arguments):
     return lower.together(builder, ir, "", "f" * count, arguments, tied=count, memory=True)
 
 
-@wgmma_zeros.lowering()
+@wgmma_zeros.lowering(memory=True)
 def _wgmma_zeros(builder, ir, arguments, count):
-    return [ir.Constant(ir.FloatType(), 0.0)] * count
+    # Constants would be copied to registers where they are used, behind the fence that must follow.
+    text = " ".join(f"mov.f32 ${place}, 0f00000000;" for place in range(count))
+    return lower.together(builder, ir, text, "f" * count, [], memory=True)
 
 
 # Products ----------------------------------------------------------------------------------------

@@ -79,6 +79,7 @@ from nvfp4.ptx.tma import (
     tma_store_4d,
     tma_store_5d,
 )
+from nvfp4.ptx.warp import elect
 from nvfp4.ptx.wgmma import (
     setmaxnreg_dec,
     setmaxnreg_inc,
@@ -119,6 +120,8 @@ def bulk_ring(x, out, steps):
     data = full + 1024
     result = data + 512 * STAGES
     thread = cuda.threadIdx.x
+    # Not thread 0: the assembler knows of one that was elected that it is alone.
+    leader = elect(0xFFFFFFFF)
     if thread == 0:
         for stage in range(STAGES):
             mbarrier_init(full + 8 * stage, 1)
@@ -126,7 +129,7 @@ def bulk_ring(x, out, steps):
         fence_mbarrier_init()
     cuda.syncthreads()
     if thread < 32:
-        if thread == 0:
+        if leader:
             policy = policy_evict_first()
             for step in range(steps):
                 stage = step % STAGES
@@ -145,16 +148,16 @@ def bulk_ring(x, out, steps):
             mbarrier_wait_parity(full + 8 * stage, parity)
             value = ld_shared_u32(data + 512 * stage + 4 * me)
             mbarrier_arrive(empty + 8 * stage)
-            if me == 0:
+            if leader and me < 32:
                 bulk_wait_group_read(0)
             bar_sync(1, 128)
             st_shared_u32(result + 4 * me, add_u32(value, 1))
             fence_proxy_async_shared()
             bar_sync(1, 128)
-            if me == 0:
+            if leader and me < 32:
                 bulk_store(ptr_address(out, 128 * step), result, 512)
                 bulk_commit_group()
-        if me == 0:
+        if leader and me < 32:
             bulk_wait_group(0)
 
 
@@ -204,9 +207,10 @@ def tensor_tile(maps, out, source, target, x, y):
     bar = shared_base()
     tile = bar + 1024
     thread = cuda.threadIdx.x
+    leader = elect(0xFFFFFFFF)
     load_map = ptr_address(maps, 0)
     store_map = ptr_address(maps, 16)
-    if thread == 0:
+    if leader:
         fence_tensormap_acquire(load_map)
         fence_tensormap_acquire(store_map)
         mbarrier_init(bar, 1)
@@ -218,7 +222,7 @@ def tensor_tile(maps, out, source, target, x, y):
         pass
     for row in range(16):
         out[32 * row + thread] = ld_shared_u32(tile + 128 * row + 4 * thread)
-    if thread == 0:
+    if leader:
         tma_store_2d(store_map, x, y + 1, tile)
         bulk_commit_group()
         bulk_wait_group(0)
@@ -511,8 +515,9 @@ def pipeline(maps, out, left, right):
     wgmma_fence()
     one = wgmma_rs_bf16(one, quad, first, True)
     wgmma_commit_group()
-    two = wgmma_rs_bf16(two, quad, first, True)
+    # In this order: the assembler would compute a product that it has already only once.
     two = wgmma_rs_bf16(two, quad, second, True)
+    two = wgmma_rs_bf16(two, quad, first, True)
     wgmma_commit_group()
     one = wgmma_wait(one, 1)
     place = 8 * row + 2 * (lane & 3)
