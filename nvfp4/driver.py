@@ -155,23 +155,21 @@ def device_info(ordinal: int) -> DeviceInfo:
     )
 
 
-class _Here(threading.local):
-    """Of this thread: how it asks for the current device, and where the answer is written."""
+class _Asking:
+    """How a thread asks for its current device, and where the answer is written."""
 
-    def __init__(self) -> None:
-        self.binding: Any = None
-        self.ask: Any = None
+    __slots__ = ("answer", "ask", "binding", "place")
+
+    def __init__(self, binding: Any) -> None:
+        library = _library(binding)
+        self.binding = binding
+        self.ask = None if library is None else library.cuCtxGetDevice
         self.answer = ctypes.c_int()
         self.place = ctypes.byref(self.answer)
 
-    def open(self, binding: Any) -> None:
-        """Find the function of a driver."""
-        library = _library(binding)
-        self.ask = None
-        if library is not None:
-            self.ask = library.cuCtxGetDevice
-            self.ask.restype = ctypes.c_int
-        self.binding = binding
+
+class _Here(threading.local):
+    asking: _Asking | None = None
 
 
 _here = _Here()
@@ -179,13 +177,13 @@ _here = _Here()
 
 def current_ordinal() -> int:
     """Ordinal of the device whose context is current in this thread; -1: there is none yet."""
-    here, binding = _here, driver()
-    if here.binding is not binding:
-        here.open(binding)
-    if here.ask is None:
+    asking, binding = _here.asking, driver()
+    if asking is None or asking.binding is not binding:
+        asking = _here.asking = _Asking(binding)
+    if asking.ask is None:
         status, device = binding.cuCtxGetDevice()
         return int(device) if status == 0 else -1
-    return here.answer.value if here.ask(here.place) == 0 else -1
+    return asking.answer.value if asking.ask(asking.place) == 0 else -1
 
 
 def current_device() -> int:

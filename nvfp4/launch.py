@@ -203,7 +203,7 @@ class Prepared:
             A parameter cannot hold its number.
         """
         return Bound(
-            self.device, tuple([(card, card.pack(pick(values))) for card, pick in self._cards])
+            self.device, [(card, card.pack(pick(values))) for card, pick in self._cards]
         )
 
     def __call__(self, values: Sequence[int | float], stream: int = 0) -> None:
@@ -225,22 +225,29 @@ class Bound:
     It knows addresses, and keeps no array alive: whoever calls it has them.
     """
 
-    __slots__ = ("_device", "_launches")
+    __slots__ = ("_device", "_first", "_others", "_parameters")
 
-    def __init__(self, device: int, launches: tuple[tuple[Card, bytes], ...]) -> None:
+    def __init__(self, device: int, launches: Sequence[tuple[Card, bytes]]) -> None:
         self._device = device
-        self._launches = launches
+        # Most calls are one launch.
+        self._first: Card | None = None
+        self._parameters = b""
+        if launches:
+            self._first, self._parameters = launches[0]
+        self._others = launches[1:]
 
     def __call__(self, stream: int = 0) -> None:
         """Launch, all on one stream."""
-        if not self._launches:
+        if self._first is None:
             return
         if current_ordinal() == self._device:
-            for card, parameters in self._launches:
+            self._first(self._parameters, stream)
+            for card, parameters in self._others:
                 card(parameters, stream)
             return
         with on_device(self._device):
-            for card, parameters in self._launches:
+            self._first(self._parameters, stream)
+            for card, parameters in self._others:
                 card(parameters, stream)
 
 

@@ -71,6 +71,8 @@ class QTensor:
     groups: Any = None
     tile_starts: Any = None
     _cached: ClassVar[Parts | None] = None
+    #: What ``api._repeat`` found of the arrays, and where.
+    _seen: ClassVar[Any] = None
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "format", block_format(self.format).name)

@@ -124,7 +124,7 @@ def _split_number(look: Any, pointers: list[int], numbers: list[int]) -> Any:
 
 def _look_at_qtensor(q: QTensor) -> Any:
     """What is found by its metadata, and the addresses of its arrays, which may have moved."""
-    seen = q.__dict__.get("_seen")
+    seen = q._seen
     if seen is not None:
         address, owners, pointers, look = seen
         if [*map(address, owners)] == pointers:
@@ -200,12 +200,8 @@ def _learn(kind: type, library: str) -> None:
 # What is remembered -------------------------------------------------------------------------------
 
 
-class _Call(NamedTuple):
-    """A call, all of it."""
-
-    launch: Callable[[int], None]
-    stream: Callable[[int], int]
-    device: int
+#: A call, all of it: what launches it on a stream; what tells the current one of a device; that.
+_Call = tuple[Callable[[int], None], Callable[[int], int], int]
 
 
 class _Plan(NamedTuple):
@@ -303,7 +299,7 @@ def _number_of(word: int) -> float:
 
 def _keep(key: Any, plan: _Plan, pointers: list[int], numbers: list[int]) -> _Call:
     values = plan.pick((*pointers, *map(_number_of, numbers), *plan.constants))
-    call = _Call(plan.prepared.bind(values), plan.stream, plan.device)
+    call: _Call = plan.prepared.bind(values), plan.stream, plan.device
     if len(_calls) >= _MOST_CALLS:
         _calls.clear()
     _calls[key] = call
