@@ -7,6 +7,7 @@ described in ``nvfp4.ptx.wgmma``.
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING, Any
 
@@ -27,6 +28,7 @@ ROWS = 64
 _LOCAL = np.arange(128)[:, None]
 
 
+@functools.cache
 def _place(count: int) -> tuple[np.ndarray, np.ndarray]:
     """Row and column of accumulator i of thread t, each of shape [128, count]."""
     i = np.arange(count)[None, :]
@@ -56,6 +58,12 @@ class Product:
         """Whether it has been computed."""
         return self.result is not None
 
+    def matrix(self) -> np.ndarray:
+        """Return D, [64, N], of a product that has been computed."""
+        if self.result is None:
+            raise RuntimeError(f"{self}: not computed yet")
+        return self.result
+
 
 class Accumulators(Sequence[Any]):
     """A thread's accumulators, which it may look at when it has waited for them."""
@@ -82,9 +90,8 @@ class Accumulators(Sequence[Any]):
                 "not waited for: accumulators of a wgmma are used before wgmma.wait_group (or "
                 "their group was never committed)"
             )
-        assert self.product.result is not None
         rows, columns = _place(self.size)
-        return tuple(self.product.result[rows[self.local], columns[self.local]])
+        return tuple(self.product.matrix()[rows[self.local], columns[self.local]])
 
     def __len__(self) -> int:
         return self.size
@@ -247,7 +254,6 @@ def _start(thread: Thread, group: WarpGroup, product: Product) -> None:
             given_a = np.array([product.operands[at][1] for at in range(128)]) & 0xFFFFFFFF
             words = given_a.astype(np.uint32).reshape(4, 32, 4)
             left = np.concatenate([fragment_a(part, kind) for part in words])
-        assert left.shape[1] == depth
         given = _given(product, count) if accumulate else np.zeros((ROWS, 2 * count))
         product.result = multiply_add(left, gather(rows_b), given)
         product.operands = dict.fromkeys(product.operands, (None, None))
@@ -264,8 +270,7 @@ def _given(product: Product, count: int) -> np.ndarray:
     for local, (source, _) in product.operands.items():
         at = rows[local], columns[local]
         if isinstance(source, Accumulators):
-            assert source.product.result is not None
-            d[at] = source.product.result[at]
+            d[at] = source.product.matrix()[at]
         else:
             d[at] = source
     return d

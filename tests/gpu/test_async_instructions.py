@@ -5,6 +5,7 @@ import pytest
 
 from nvfp4.driver import current_device, device_info
 from nvfp4.ptx.tensor_map import TensorMap, encode, encode_on_card
+from tests.ptx import async_checks as checks
 from tests.ptx import async_kernels as kernels
 from tests.ptx.test_async_kernels import WGMMA_COLUMNS
 
@@ -13,60 +14,60 @@ cp = pytest.importorskip("cupy")
 
 @pytest.fixture
 def place():
-    return kernels.Place(cp.asarray, lambda array: array.data.ptr, encode_on_card, cp.asnumpy)
+    return checks.Place(cp.asarray, lambda array: array.data.ptr, encode_on_card, cp.asnumpy)
 
 
 @pytest.mark.parametrize("stages", [1, 2, 3, 4])
 @pytest.mark.parametrize("steps", [1, 7, 1000])
 def test_a_ring_of_bulk_copies_moves_every_word_once(place, stages, steps):
-    kernels.check_bulk_ring(place, stages, steps)
+    checks.check_bulk_ring(place, stages, steps)
 
 
 @pytest.mark.parametrize("valid", [512, 333, 256, 3, 1])
 def test_cp_async_copies_and_fills_with_zeros(place, valid):
-    kernels.check_copy_lines(place, valid)
+    checks.check_copy_lines(place, valid)
 
 
 @pytest.mark.parametrize("swizzle", [0, 32, 64, 128])
 @pytest.mark.parametrize("x, y", [(4, 2), (-3, -2), (30, 10), (-40, 0), (0, 21)])
 def test_a_tensor_copy_swizzles_fills_and_clips(place, swizzle, x, y):
-    kernels.check_tensor_tile(place, swizzle, x, y)
+    checks.check_tensor_tile(place, swizzle, x, y)
 
 
 @pytest.mark.parametrize("rank", [1, 3, 4, 5])
 def test_tensor_copies_of_every_rank(place, rank):
-    kernels.check_ranks(place, rank)
+    checks.check_ranks(place, rank)
 
 
 @pytest.mark.parametrize("kind", kernels.KINDS)
 def test_a_warps_product_equals_numpys(place, kind):
-    kernels.check_warp_product(place, kind)
+    checks.check_warp_product(place, kind)
 
 
 def test_ldmatrix_gives_lanes_rows_and_with_trans_columns(place):
-    kernels.check_load_matrices(place)
+    checks.check_load_matrices(place)
 
 
 @pytest.mark.parametrize("kind", kernels.KINDS)
 @pytest.mark.parametrize("columns", WGMMA_COLUMNS)
 def test_a_warpgroups_product_equals_numpys(place, kind, columns):
-    kernels.check_group_product(place, kind, columns)
+    checks.check_group_product(place, kind, columns)
 
 
 @pytest.mark.parametrize("swizzle", [32, 64])
 @pytest.mark.parametrize("kind", kernels.KINDS)
 def test_a_warpgroups_product_of_narrower_atoms(place, kind, swizzle):
-    kernels.check_group_product(place, kind, 64, swizzle)
+    checks.check_group_product(place, kind, 64, swizzle)
 
 
 @pytest.mark.parametrize("kind", kernels.KINDS)
 @pytest.mark.parametrize("columns", [8, 24, 128, 256])
 def test_a_warpgroups_product_with_a_in_registers_equals_numpys(place, kind, columns):
-    kernels.check_group_product_registers(place, kind, columns)
+    checks.check_group_product_registers(place, kind, columns)
 
 
 def test_a_pipeline_of_wgmma_groups_waits_for_all_but_the_last(place):
-    kernels.check_pipeline(place)
+    checks.check_pipeline(place)
 
 
 def test_the_drivers_maps_have_the_fields_that_ours_have():

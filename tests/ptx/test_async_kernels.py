@@ -9,6 +9,7 @@ from nvfp4 import sim
 from nvfp4.ptx.tensor_map import TensorMap, decode, encode, swizzled
 from nvfp4.ptx.wgmma import wgmma_descriptor
 from nvfp4.sim import Machine
+from tests.ptx import async_checks as checks
 from tests.ptx import async_kernels as kernels
 
 SCHEDULES = ("round_robin", 1, 2, 3, [1, 3, 2, 5, 1, 0, 4])
@@ -17,80 +18,80 @@ WGMMA_COLUMNS = (8, 16, 24, 32, 48, 64, 96, 128, 160, 192, 256)
 schedules = pytest.mark.parametrize("schedule", SCHEDULES, ids=str)
 
 
-def place(schedule="round_robin", checks=True):
-    return kernels.simulated(Machine("sm_90a", schedule, checks))
+def place(schedule="round_robin", checked=True):
+    return checks.simulated(Machine("sm_90a", schedule, checked))
 
 
 @schedules
 @pytest.mark.parametrize("stages", [1, 3, 4])
 def test_a_ring_of_bulk_copies_moves_every_word_once(schedule, stages):
-    kernels.check_bulk_ring(place(schedule), stages)
+    checks.check_bulk_ring(place(schedule), stages)
 
 
 @settings(max_examples=25, deadline=None)
 @given(st.lists(st.integers(0, 300), max_size=60))
 def test_a_ring_of_bulk_copies_works_in_any_interleaving(numbers):
-    kernels.check_bulk_ring(place(numbers), 2, 3)
+    checks.check_bulk_ring(place(numbers), 2, 3)
 
 
 @schedules
 @pytest.mark.parametrize("valid", [512, 333, 256, 3, 1])
 def test_cp_async_copies_and_fills_with_zeros(schedule, valid):
-    kernels.check_copy_lines(place(schedule), valid)
+    checks.check_copy_lines(place(schedule), valid)
 
 
 @schedules
 @pytest.mark.parametrize("swizzle", [0, 32, 64, 128])
 @pytest.mark.parametrize("x, y", [(4, 2), (-3, -2), (30, 10), (-40, 0), (0, 21)])
 def test_a_tensor_copy_swizzles_fills_and_clips(schedule, swizzle, x, y):
-    kernels.check_tensor_tile(place(schedule), swizzle, x, y)
+    checks.check_tensor_tile(place(schedule), swizzle, x, y)
 
 
 @pytest.mark.parametrize("rank", [1, 3, 4, 5])
 def test_tensor_copies_of_every_rank(rank):
-    kernels.check_ranks(place(), rank)
+    checks.check_ranks(place(), rank)
 
 
 @schedules
 @pytest.mark.parametrize("kind", kernels.KINDS)
 def test_a_warps_product_equals_numpys(schedule, kind):
-    kernels.check_warp_product(place(schedule), kind)
+    checks.check_warp_product(place(schedule), kind)
 
 
 def test_ldmatrix_gives_lanes_rows_and_with_trans_columns():
-    kernels.check_load_matrices(place())
+    checks.check_load_matrices(place())
 
 
 @schedules
 @pytest.mark.parametrize("kind", kernels.KINDS)
 def test_a_warpgroups_product_equals_numpys(schedule, kind):
-    kernels.check_group_product(place(schedule), kind, 24)
+    checks.check_group_product(place(schedule), kind, 24)
 
 
 @pytest.mark.parametrize("columns", WGMMA_COLUMNS)
 def test_a_warpgroups_product_of_every_width(columns):
-    kernels.check_group_product(place(checks=False), "bf16", columns)
+    checks.check_group_product(place(checked=False), "bf16", columns)
 
 
 @pytest.mark.parametrize("swizzle", [32, 64])
 def test_a_warpgroups_product_of_narrower_atoms(swizzle):
-    kernels.check_group_product(place(), "f16", 16, swizzle)
+    checks.check_group_product(place(), "f16", 16, swizzle)
 
 
 @pytest.mark.parametrize("schedule", SCHEDULES[:3], ids=str)
 @pytest.mark.parametrize("kind", kernels.KINDS)
 def test_a_warpgroups_product_with_a_in_registers_equals_numpys(schedule, kind):
-    kernels.check_group_product_registers(place(schedule), kind, 16)
+    checks.check_group_product_registers(place(schedule), kind, 16)
 
 
 def test_a_pipeline_of_wgmma_groups_waits_for_all_but_the_last():
-    kernels.check_pipeline(place(1))
-    kernels.check_pipeline(place())
+    checks.check_pipeline(place(1))
+    checks.check_pipeline(place())
 
 
 def test_a_timeline_shows_copies_and_products():
     machine = Machine("sm_90a", trace=True)
-    kernels.check_group_product(kernels.simulated(machine), "bf16", 8)
+    checks.check_group_product(checks.simulated(machine), "bf16", 8)
     names = {event[2] for event in machine.trace.events}
     assert {"tensor load", "wgmma m64n8k16 bf16"} <= names
 

@@ -62,7 +62,7 @@ from nvfp4.ptx.wgmma import (
     wgmma_zeros,
 )
 from nvfp4.sim import GlobalPointer, Machine, cuda
-from tests.ptx.async_kernels import aligned
+from tests.ptx.async_checks import aligned
 
 SCHEDULES = ("round_robin", 1, 2, [1, 3, 2, 5, 1, 0, 4])
 
