@@ -344,6 +344,18 @@ def expects_fewer_bytes_than_come(x, out, maps):
     out[i] = ld_shared_u32(data + 4 * (i % 32) + 128)  # here
 
 
+@plant(sim.NotAwaited, "reads what the bulk load issued")
+def expects_the_bytes_of_one_copy_of_two(x, out, maps):
+    bar, data, i = begin()
+    if i == 0:
+        mbarrier_arrive_expect_tx(bar, 128 if BUG else 256)
+        bulk_load(data, ptr_address(x, 0), 128, bar)
+        bulk_load(data + 128, ptr_address(x, 32), 128, bar)
+    cuda.syncthreads()
+    mbarrier_wait_parity(bar, 0)
+    out[i] = ld_shared_u32(data + 4 * i)  # here
+
+
 def mbarrier_wait_some(bar: int) -> None:
     """The second arrival, so that with the bug the phase ends once the first copy is there."""
     mbarrier_arrive(bar)
