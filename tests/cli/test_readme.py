@@ -18,7 +18,10 @@ import nvfp4
 ROOT = Path(__file__).resolve().parents[2]
 README = (ROOT / "README.md").read_text(encoding="utf-8")
 BLOCKS = re.findall(r"```python\n(.*?)```", README, re.DOTALL)
-EXAMPLES = sorted((ROOT / "examples").glob("*.py"))
+# tests/checkpoint/test_example.py runs the one that is left out, and checks what it prints.
+EXAMPLES = sorted(
+    path for path in (ROOT / "examples").glob("*.py") if path.name != "sentence_embeddings.py"
+)
 
 
 def block(marker: str) -> str:
