@@ -6,6 +6,7 @@ import sys
 from collections.abc import Iterator
 from typing import Any
 
+import numpy as np
 import pytest
 
 from nvfp4 import _readers, arrays, launch, plans, sim
@@ -35,6 +36,8 @@ class Card:
     """What was launched: plans with their facts, and the buffers that they got."""
 
     def __init__(self) -> None:
+        #: Plan, buffers, stream and device of each launch, on whichever way.
+        self.outcomes: list[tuple[Any, ...]] = []
         self.arch = "sm_90a"
         self.planned: list[tuple[str, dict[str, Any]]] = []
         self.launched: list[tuple[dict[str, Any], dict[str, Any]]] = []
@@ -65,18 +68,21 @@ def card(monkeypatch: pytest.MonkeyPatch, cupy: stubs.Cupy) -> Iterator[Card]:
         def __getattr__(self, name: str) -> Any:
             def plan(arch: str, **facts: Any) -> Any:
                 card.planned.append((name, {"arch": arch, **facts}))
-                return getattr(plans, name)(arch, **facts) if card.simulate else (name,)
+                if card.simulate:
+                    return getattr(plans, name)(arch, **facts)
+                return ((name, *sorted(facts.items())),)
 
             return plan
 
     def run_or_record(launches: Any, buffers: Any, **where: Any) -> None:
         card.launched.append((dict(buffers), where))
+        card.outcomes.append((launches, _plain(buffers), where["stream"], where["device"]))
         if card.simulate:
             run(launches, _on_host(buffers), machine=sim.Machine(card.arch))
 
     class Prepared:
         def __init__(self, launches: Any, device: int, stream: int) -> None:
-            self.launches = launches
+            self.launches, self.device = launches, device
             # What a launch is given are addresses: of memory that looked like this.
             self.buffers = {
                 name: Array(None, value.spec, value.pointer) if isinstance(value, Array) else value
@@ -89,6 +95,7 @@ def card(monkeypatch: pytest.MonkeyPatch, cupy: stubs.Cupy) -> Iterator[Card]:
 
             def launch(stream: int) -> None:
                 card.repeated.append((named, stream))
+                card.outcomes.append((self.launches, _plain(named), stream, self.device))
                 if card.simulate:
                     moved = {
                         name: _moved(value, named.get(name)) for name, value in self.buffers.items()
@@ -106,6 +113,19 @@ def card(monkeypatch: pytest.MonkeyPatch, cupy: stubs.Cupy) -> Iterator[Card]:
     yield card
     dense._dense_call.cache_clear()
     _repeat.forget()
+
+
+def _plain(buffers: dict[str, Any]) -> dict[str, int | bytes]:
+    """Addresses, and the bytes of numbers, of the buffers that are given."""
+    return {
+        name: value.pointer
+        if isinstance(value, Array)
+        else value
+        if type(value) is int and value > 1 << 20
+        else np.float32(value).tobytes()
+        for name, value in buffers.items()
+        if value is not None
+    }
 
 
 def _on_host(buffers: dict[str, Any]) -> dict[str, Any]:
