@@ -24,6 +24,14 @@ def cupy(monkeypatch: pytest.MonkeyPatch) -> stubs.Cupy:
 
 
 @pytest.fixture
+def memory() -> Any:
+    """Pretended device memory."""
+    from .repeated import Memory
+
+    return Memory()
+
+
+@pytest.fixture
 def torch(monkeypatch: pytest.MonkeyPatch) -> stubs.Torch:
     """The stub of PyTorch, imported, even where there is a real one."""
     module = stubs.Torch()
