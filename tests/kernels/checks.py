@@ -426,8 +426,8 @@ def quantized(
     return Quantized(fmt, *made, scale_layout, row_offsets, tile_starts)
 
 
-def _operand(letter: str, operand: Any) -> tuple[dict[str, Any], dict[str, Any]]:
-    """Facts and buffers of an operand."""
+def _operand(letter: str, operand: Any, off: int) -> tuple[dict[str, Any], dict[str, Any]]:
+    """Facts and buffers of an operand, whose codes are `off` bytes off a multiple of 16."""
     if isinstance(operand, np.ndarray):
         facts = {
             f"{letter}_format": None,
@@ -459,7 +459,7 @@ def _operand(letter: str, operand: Any) -> tuple[dict[str, Any], dict[str, Any]]
     assert stacked == (letter == "b" and len(operand.shape) == 3)
     buffers = {
         letter: None,
-        f"{letter}_codes": operand.codes,
+        f"{letter}_codes": spread(operand.codes.reshape(1, -1), 0, off),
         f"{letter}_scales": operand.scales,
         f"{letter}_decode": operand.decode_scale,
     }
@@ -467,15 +467,15 @@ def _operand(letter: str, operand: Any) -> tuple[dict[str, Any], dict[str, Any]]
 
 
 def _call(
-    a: Any, b: Any, alpha: Any, out_dtype: str, epilogue: Epilogue | None, gap: int
+    a: Any, b: Any, alpha: Any, out_dtype: str, epilogue: Epilogue | None, gap: int, off: int
 ) -> tuple[dict[str, Any], dict[str, Any], dict[str, Any]]:
     """Facts, buffers, and the golden model's arguments, of what all products have."""
-    facts_a, buffers_a = _operand("a", a)
-    facts_b, buffers_b = _operand("b", b)
+    facts_a, buffers_a = _operand("a", a, off)
+    facts_b, buffers_b = _operand("b", b, off)
     kind = "value"
     if isinstance(alpha, np.ndarray):
         kind = "expert" if alpha.ndim else "array"
-    facts = {**facts_a, **facts_b, "alpha": kind, "out_dtype": out_dtype}
+    facts = {**facts_a, **facts_b, "alpha": kind, "out_dtype": out_dtype, "aligned": not off}
     buffers = {**buffers_a, **buffers_b, "alpha": alpha}
     more = {
         "alpha": alpha,
@@ -486,7 +486,8 @@ def _call(
     }
     if isinstance(a, np.ndarray):
         facts["a_row_stride"] = a.shape[1] + gap
-        buffers["a"] = spread(a, gap, 0)
+        facts["aligned"] = not off and not (a.shape[1] + gap) % 8
+        buffers["a"] = spread(a, gap, off)
     if epilogue is not None:
         facts["epilogue"] = epilogue.code(tuple(array.dtype.name for array in epilogue.arrays))
         buffers |= {f"epilogue_{i}": array for i, array in enumerate(epilogue.arrays)}
@@ -532,10 +533,11 @@ def matmul(
     epilogue: Epilogue | None = None,
     expected: np.ndarray | None = None,
     gap: int = 0,
+    off: int = 0,
 ) -> None:
     """A product; `a` is an array or Quantized. Exactly the golden model's bits, signs of zeros
     included."""
-    facts, buffers, more = _call(a, b, alpha, out_dtype, epilogue, gap)
+    facts, buffers, more = _call(a, b, alpha, out_dtype, epilogue, gap, off)
     facts |= {"rows": a.shape[0], "columns": b.shape[0], "depth": b.shape[1]}
     free = expected is not None
     if expected is None:
@@ -563,9 +565,10 @@ def grouped_matmul(
     epilogue: Epilogue | None = None,
     expected: np.ndarray | None = None,
     gap: int = 0,
+    off: int = 0,
 ) -> None:
     """A grouped product; b is [E, N, K]."""
-    facts, buffers, more = _call(a, b, alpha, out_dtype, epilogue, gap)
+    facts, buffers, more = _call(a, b, alpha, out_dtype, epilogue, gap, off)
     rows = a.shape[0] if row_indices is None else len(row_indices)
     starts = None if isinstance(a, np.ndarray) else a.tile_starts
     facts |= {

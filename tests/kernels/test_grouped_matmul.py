@@ -55,7 +55,8 @@ def test_every_pair_of_formats(run: Simulated, a: BlockFormat, b: BlockFormat) -
     row_offsets = offsets([2, 0, 3])
     left = quantized(rng(4), a, (6, 64), row_offsets=row_offsets).poison_padding(0x7F)
     right = quantized(rng(5), b, (3, 5, 64)).poison_padding(0xFF)
-    checks.grouped_matmul(run, left, right, row_offsets=row_offsets)
+    for off in (0, 1):
+        checks.grouped_matmul(run, left, right, row_offsets=row_offsets, off=off)
 
 
 @pytest.mark.parametrize("alpha", ["number", "array", "expert"])

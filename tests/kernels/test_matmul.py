@@ -43,7 +43,8 @@ def test_every_pair_of_operands(run: Simulated, a: Any, b: BlockFormat) -> None:
             if isinstance(a, str)
             else quantized(rng(1), a, (5, 64), scale_layout=layout)
         )
-        checks.matmul(run, left, quantized(rng(2), b, (6, 64), scale_layout=layout))
+        right = quantized(rng(2), b, (6, 64), scale_layout=layout)
+        checks.matmul(run, left, right, off=0 if layout == "tcgen" else 1)
 
 
 @pytest.mark.parametrize("byte", [0x7F, 0xFF])
@@ -95,6 +96,7 @@ def test_a_scale_that_is_nan_reaches_every_output_of_its_row(run: Simulated) -> 
 
 def test_rows_of_a_may_lie_apart(run: Simulated) -> None:
     checks.matmul(run, plain(15, 5, 64), quantized(rng(16), MXFP4, (3, 64)), gap=5)
+    checks.matmul(run, plain(15, 5, 64), quantized(rng(16), MXFP4, (3, 64)), gap=8)
 
 
 # Epilogues ----------------------------------------------------------------------------------------
