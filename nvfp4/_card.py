@@ -20,6 +20,7 @@ from .driver import LaunchConfig, LaunchFunction, LoadedKernel, check
 
 if TYPE_CHECKING:
     from .launch import Launch
+    from .tensor_maps import DeviceMaps
 
 __all__ = ["Card", "bits", "picker"]
 
@@ -83,16 +84,23 @@ class Card:
     """A launch made ready for one device.
 
     `names` says in which order `pack` takes values; an instance is called with what `pack` gave.
+    `maps` are the device's tensor maps, of which the launch's are looked up or made when packing.
     """
 
     __slots__ = (
-        "_constants", "_free", "_function", "_kernel", "_launch", "_ordinal", "_pack", "_pick",
-        "_submit", "names",
+        "_constants", "_free", "_function", "_kernel", "_launch", "_maps", "_ordinal", "_pack",
+        "_pick", "_submit", "names",
     )  # fmt: skip
 
-    def __init__(self, launch: Launch, ordinal: int, loaded: LoadedKernel) -> None:
+    def __init__(
+        self, launch: Launch, ordinal: int, loaded: LoadedKernel, maps: DeviceMaps | None = None
+    ) -> None:
         kernel = launch.program.kernel
         self.names = launch.names
+        names = (*self.names, *[name for name, _ in launch.maps])
+        self._maps = None
+        if maps is not None:
+            self._maps = maps, [(one, self.names.index(one.buffer)) for _, one in launch.maps]
         self._launch, self._ordinal, self._kernel = launch, ordinal, loaded.handle
         self._function = LaunchFunction()
         self._submit = self._function.call
@@ -101,10 +109,10 @@ class Card:
         layout = "<"
         for value, kind in zip(launch.args, kernel.parameters, strict=True):
             if isinstance(value, str):
-                order.append(self.names.index(value))
+                order.append(names.index(value))
                 layout += _PACKED.get(kind, "Q")
             else:
-                order.append(len(self.names) + len(constants))
+                order.append(len(names) + len(constants))
                 constants.append(bits(value, kind, kernel.name))
                 layout += "Q"
         self._constants = tuple(constants)
@@ -115,6 +123,9 @@ class Card:
 
     def pack(self, values: Sequence[Any]) -> bytes:
         """The kernel's parameters; ValueError: one cannot hold its value."""
+        if self._maps is not None:
+            maps, wanted = self._maps
+            values = (*values, *[maps.address(one, values[at]) for one, at in wanted])
         try:
             return self._pack(*self._pick((*values, *self._constants)))
         except (struct.error, OverflowError):

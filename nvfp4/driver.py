@@ -36,6 +36,7 @@ __all__ = [
     "load",
     "on_device",
     "reserve_shared",
+    "uncaptured",
 ]
 
 #: Dynamic shared memory that a kernel may use without asking for more.
@@ -249,7 +250,7 @@ def load(binary: Binary) -> LoadedKernel:
         The driver refuses the code.
     """
     cuda = driver()
-    with _loading, _uncaptured(cuda):
+    with _loading, uncaptured(cuda):
         status, library = cuda.cuLibraryLoadData(binary.cubin, [], [], 0, [], [], 0)
         if status != 0:
             raise ToolchainError(
@@ -281,7 +282,7 @@ def reserve_shared(loaded: LoadedKernel, ordinal: int, shared_bytes: int) -> Non
         known = loaded._ready.get(ordinal)
         if known is not None and known >= shared_bytes:
             return
-        with _uncaptured(cuda):
+        with uncaptured(cuda):
             # Load it into this context now: later it could meet a capture, or cost a launch.
             check(cuda.cuKernelGetFunction(loaded._kernel), f"loading {binary.label}")
             if total > _SHARED_WITHOUT_ASKING:
@@ -296,7 +297,7 @@ def reserve_shared(loaded: LoadedKernel, ordinal: int, shared_bytes: int) -> Non
 
 
 @contextlib.contextmanager
-def _uncaptured(cuda: Any) -> Iterator[None]:
+def uncaptured(cuda: Any) -> Iterator[None]:
     """Let this thread load code though a stream is being captured, without breaking the capture."""
     mode = cuda.CUstreamCaptureMode.CU_STREAM_CAPTURE_MODE_RELAXED
     before = check(cuda.cuThreadExchangeStreamCaptureMode(mode), "changing the capture mode")

@@ -21,7 +21,7 @@ import numpy as np
 from . import compile as compiler
 from ._card import Card, bits, picker
 from .architectures import ARCHITECTURES, check_supported
-from .arrays import Array, host
+from .arrays import Array, as_array, host
 from .driver import (
     LoadedKernel,
     current_device,
@@ -33,6 +33,7 @@ from .driver import (
     reserve_shared,
 )
 from .program import Program, SimulatorWorld
+from .tensor_maps import MapOf, maps_on
 
 __all__ = ["Bound", "Launch", "Prepared", "architecture", "prepare", "run"]
 
@@ -60,6 +61,8 @@ class Launch:
     programmatic
         Let the launch begin before the kernel ahead of it in the stream has ended; the body then
         waits by ``griddepcontrol.wait`` before it touches what that kernel writes.
+    maps
+        Names among `args` that stand for tensor maps of buffers, and what those maps say.
 
     Raises
     ------
@@ -75,6 +78,7 @@ class Launch:
     args: tuple[int | float | str, ...]
     cluster: Extent = (1, 1, 1)
     programmatic: bool = False
+    maps: tuple[tuple[str, MapOf], ...] = ()
     _cards: dict[int, Card] = field(
         default_factory=dict, init=False, repr=False, compare=False, hash=False
     )
@@ -94,6 +98,9 @@ class Launch:
         for value, kind in zip(args, kernel.parameters, strict=True):
             if not isinstance(value, str):
                 bits(value, kind, kernel.name)
+        for name, _ in self.maps:
+            if name not in args:
+                raise ValueError(f"{kernel.name}: the map {name!r} is no argument; got {args}")
         threads = self.program.threads
         if threads and int(np.prod(self.block)) != threads:
             raise ValueError(
@@ -107,8 +114,10 @@ class Launch:
 
     @property
     def names(self) -> tuple[str, ...]:
-        """The names among the arguments, each once, in order."""
-        return tuple(dict.fromkeys(value for value in self.args if isinstance(value, str)))
+        """The names of buffers, each once: those among the arguments, in order, and of maps."""
+        maps = dict(self.maps)
+        given = [value for value in self.args if isinstance(value, str) and value not in maps]
+        return tuple(dict.fromkeys([*given, *[one.buffer for one in maps.values()]]))
 
 
 def _extent(value: Any, what: str) -> Extent:
@@ -164,8 +173,24 @@ def _card(launch: Launch, ordinal: int, stream: int) -> Card:
     """A launch that is not empty, ready on a device; made once."""
     card = launch._cards.get(ordinal)
     if card is None:
-        card = launch._cards[ordinal] = Card(launch, ordinal, _ready(launch, ordinal, stream))
+        loaded = _ready(launch, ordinal, stream)
+        maps = maps_on(ordinal, _write_map(ordinal, stream)) if launch.maps else None
+        card = launch._cards[ordinal] = Card(launch, ordinal, loaded, maps)
     return card
+
+
+def _write_map(ordinal: int, stream: int) -> Callable[[int, Sequence[int], int], None]:
+    """What writes the words of a tensor map to an address, on a stream."""
+    from .kernels.tensor_map import WRITE_TENSOR_MAP, words
+
+    names = ("target", *words())
+    write = Launch(WRITE_TENSOR_MAP.program(), (1, 1, 1), (1, 1, 1), 0, names)
+    card = _card(write, ordinal, stream)
+
+    def to(address: int, values: Sequence[int], on: int) -> None:
+        card(card.pack((address, *values)), on)
+
+    return to
 
 
 class Prepared:
@@ -358,12 +383,13 @@ def _simulate(launches: Iterable[Launch], buffers: Mapping[str, Buffer], machine
         if machine.arch in ARCHITECTURES:
             check_supported(kernel, machine.arch)
         args: list[Any] = []
+        maps = _simulated_maps(launch, buffers)
         for value, kind in zip(launch.args, kernel.parameters, strict=True):
             name = value if isinstance(value, str) else ""
             given: Any = value
             if name:
                 try:
-                    given = buffers[name]
+                    given = maps[name] if name in maps else buffers[name]
                 except KeyError as error:
                     raise _missing(error, launch, buffers) from None
             if kind.endswith("*"):
@@ -381,6 +407,18 @@ def _simulate(launches: Iterable[Launch], buffers: Mapping[str, Buffer], machine
             name=launch.program.label,
             cluster=launch.cluster,
         )
+
+
+def _simulated_maps(launch: Launch, buffers: Mapping[str, Buffer]) -> dict[str, Array]:
+    """The launch's tensor maps as the simulated machine reads them."""
+    made = {}
+    for name, one in launch.maps:
+        try:
+            buffer = buffers[one.buffer]
+        except KeyError as error:
+            raise _missing(error, launch, buffers) from None
+        made[name] = as_array(one.simulated(host(buffer).ctypes.data), name)  # type: ignore[arg-type]
+    return made
 
 
 @functools.lru_cache(maxsize=256)

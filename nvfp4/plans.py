@@ -22,6 +22,7 @@ from .launch import Launch
 from .layouts import TILE_BLOCKS, TILE_BYTES, TILE_ROWS, allocated_tiles
 from .plans_fused import fused_quantize, grouped_fused_quantize
 from .plans_products import grouped_matmul, matmul
+from .plans_tma import quantize_tma
 from .tiling import (
     MAX_YZ,
     ONE,
@@ -36,6 +37,7 @@ from .tiling import (
     expert_limit,
     grid_for,
     index_constants,
+    magic,
 )
 
 __all__ = [
@@ -134,7 +136,10 @@ def quantize(
     args = ("x", "codes", "scales", pointer, number, "decode_scale", *shape)
     main = Launch(QUANTIZE.program(**constants, ENCODE=encode), grid, block, 0, args)
     if aligned and encode != "row_amax" and not reference:
-        main = _stream(arch, fmt, constants, args[:6], encode, *shape) or main
+        tma = None
+        if _TMA_STAGES:
+            tma = quantize_tma(arch, fmt, constants, args[:6], encode, _TMA_STAGES, *shape)
+        main = tma or _stream(arch, fmt, constants, args[:6], encode, *shape) or main
     if encode != "amax":
         return (main,)
     block = block_for(columns // PIECE, rows)
@@ -189,7 +194,7 @@ def _stream(
         and 0 <= row_stride * itemsize < 1 << 32
     ):
         return None
-    magic, shift = _magic(all_pieces)
+    multiplier, shift = magic(all_pieces)
     across = all_pieces * PIECE // fmt.block  # blocks of a row
     codes_row = columns // fmt.codes_per_byte
     scales_row = across // TILE_BLOCKS * TILE_BYTES if tcgen else across
@@ -200,7 +205,7 @@ def _stream(
         **constants, ENCODE=encode, ROWS=threads_rows, BLOCKS_PER_SM=resident
     )
     sizes = (
-        *(rows, pieces, all_pieces, lines, magic, shift),
+        *(rows, pieces, all_pieces, lines, multiplier, shift),
         *(row_stride * itemsize, batch_stride * itemsize),
         *(codes_row, rows * codes_row, scales_row, scales_matrix),
     )
@@ -215,17 +220,8 @@ def _stream(
     )
 
 
-def _magic(divisor: int) -> tuple[int, int]:
-    """(m, s) with n // divisor == (n * m >> 32) >> s for every n below 2^31.
-
-    Source: T. Granlund, P. Montgomery, "Division by Invariant Integers using Multiplication", PLDI
-    1994.
-    """
-    for shift in range(32):
-        magic = -(-(1 << 32 + shift) // divisor)
-        if magic < 1 << 32 and (magic * divisor - (1 << 32 + shift)) << 31 < 1 << 32 + shift:
-            return magic, shift
-    raise ValueError(f"no multiplier for division by {divisor}")
+#: Stages of the quantiser by tensor copies (1 to 4); 0: it is not taken.
+_TMA_STAGES = 0
 
 
 @functools.lru_cache(maxsize=1024)

@@ -21,6 +21,7 @@ __all__ = [
     "expert_limit",
     "grid_for",
     "index_constants",
+    "magic",
     "power_of_two",
 ]
 
@@ -104,3 +105,16 @@ def index_constants(
         "INDICES": indices or "none",
         "STARTS": starts or "none",
     }
+
+
+def magic(divisor: int) -> tuple[int, int]:
+    """(m, s) with n // divisor == (n * m >> 32) >> s for every n below 2^31.
+
+    Source: T. Granlund, P. Montgomery, "Division by Invariant Integers using Multiplication", PLDI
+    1994.
+    """
+    for shift in range(32):
+        factor = -(-(1 << 32 + shift) // divisor)
+        if factor < 1 << 32 and (factor * divisor - (1 << 32 + shift)) << 31 < 1 << 32 + shift:
+            return factor, shift
+    raise ValueError(f"no multiplier for division by {divisor}")

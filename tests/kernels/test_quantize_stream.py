@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 import nvfp4
-from nvfp4 import plans
+from nvfp4 import plans, tiling
 from nvfp4.formats import FORMATS
 
 DTYPES = {"bfloat16": ml_dtypes.bfloat16, "float16": np.float16, "float32": np.float32}
@@ -111,7 +111,7 @@ def test_aligned_arrays_take_this_kernel_and_others_the_plain_one() -> None:
 
 @pytest.mark.parametrize("divisor", [2, 3, 7, 180, 448, 1000003, 2**30 + 1])
 def test_the_multiplier_divides_every_number_below_2_31(divisor: int) -> None:
-    magic, shift = plans._magic(divisor)
+    magic, shift = tiling.magic(divisor)
     rng = np.random.default_rng(divisor)
     edges = np.arange(0, 2**31 // divisor, max(1, 2**31 // divisor // 500)) * divisor
     numbers = np.concatenate([edges, edges + divisor - 1, rng.integers(0, 2**31, 5000)])

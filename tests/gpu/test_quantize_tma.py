@@ -1,0 +1,105 @@
+"""The quantiser by tensor copies on the present card."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+
+import nvfp4
+from nvfp4 import launch, plans
+from nvfp4.driver import current_device
+from nvfp4.tensor_maps import _maps
+from tests.kernels.test_quantize_tma import (  # noqa: F401
+    compare,
+    taken,
+    test_encode_scales,
+    test_float16_and_rows_that_lie_apart,
+    test_tails_of_rows_and_columns,
+    values,
+)
+
+from .card import everything_built, quick_run, run  # noqa: F401
+
+STAGES = pytest.mark.parametrize("stages", [1, 2, 3, 4])
+
+
+@STAGES
+@pytest.mark.parametrize("shape", [(1025, 2880), (8192, 7168), (3, 65536 + 32)])
+def test_many_tiles_a_block(run: Any, stages: int, shape: tuple[int, int]) -> None:  # noqa: F811
+    compare(run, values(1, shape), stages)
+
+
+def copies(cupy: Any, count: int, shape: tuple[int, int]) -> list[tuple[Any, Any]]:
+    """Inputs, and outputs full of poison."""
+    made = []
+    for seed in range(count):
+        x = cupy.asarray(values(seed, shape).view(np.uint16)).view(values(0, (32, 32)).dtype)
+        q = nvfp4.quantize(x, "nvfp4")
+        for part in (q.codes, q.scales):
+            part.fill(0xA5)
+        made.append((x, q))
+    return made
+
+
+def same(cupy: Any, x: Any, q: Any) -> None:
+    codes, scales, _ = nvfp4.golden.quantize(cupy.asnumpy(x), nvfp4.formats.NVFP4)
+    assert np.array_equal(cupy.asnumpy(q.codes), codes)
+    assert np.array_equal(cupy.asnumpy(q.scales), scales)
+
+
+@STAGES
+def test_a_captured_call_makes_its_maps_outside_of_the_graph(cupy: Any, stages: int) -> None:
+    with taken(stages):
+        # The kernel is built and loaded by a call; the maps of the others are made in the capture.
+        (x0, q0), *others = copies(cupy, 4, (300, 2880))
+        nvfp4.quantize(x0, "nvfp4", out=q0)
+        before = len(_maps[current_device()])
+        stream = cupy.cuda.Stream(non_blocking=True)
+        with stream:
+            stream.begin_capture()
+            for x, q in others:
+                nvfp4.quantize(x, "nvfp4", out=q)
+            graph = stream.end_capture()
+            assert len(_maps[current_device()]) == before + 9
+            for _ in range(3):
+                for _, q in others:
+                    q.codes.fill(0xA5)
+                    q.scales.fill(0xA5)
+                graph.launch()
+            stream.synchronize()
+        for x, q in [(x0, q0), *others]:
+            same(cupy, x, q)
+
+
+def test_maps_are_made_once_and_survive_many_others(cupy: Any) -> None:
+    with taken(1):
+        (x, q), *_ = copies(cupy, 1, (200, 96))
+        nvfp4.quantize(x, "nvfp4", out=q)
+        maps = _maps[current_device()]
+        count = len(maps)
+        nvfp4.quantize(x, "nvfp4", out=q)
+        assert len(maps) == count
+        for rows in range(1, 200):  # more than one piece of memory holds
+            whole = nvfp4.quantize(x[:rows], "nvfp4")
+            assert whole.shape == (rows, 96)
+        assert len(maps) >= count + 199
+        q.codes.fill(0xA5)
+        q.scales.fill(0xA5)
+        nvfp4.quantize(x, "nvfp4", out=q)
+        same(cupy, x, q)
+
+
+def test_the_plan_names_this_kernel(cupy: Any) -> None:
+    with taken(2):
+        (x, q), *_ = copies(cupy, 1, (8, 96))
+        arch = launch.architecture(current_device())
+        made = plans.quantize(
+            arch, format="nvfp4", dtype="bfloat16", rows=8, columns=96, batches=1, row_stride=96,
+            batch_stride=0, scale_layout="tcgen", scale_rounding="rceil", encode="none",
+            aligned=True,
+        )  # fmt: skip
+        assert [one.program.kernel.name for one in made] == ["quantize_tma"]
+        nvfp4.quantize(x, "nvfp4", out=q)
+        same(cupy, x, q)
