@@ -14,6 +14,8 @@ from typing import Any
 
 from cuda.bindings import driver as real
 
+from nvfp4.driver import LaunchConfig
+
 OK = real.CUresult.CUDA_SUCCESS
 CONTEXT = 0x1000
 RELAXED = real.CUstreamCaptureMode.CU_STREAM_CAPTURE_MODE_RELAXED
@@ -191,3 +193,31 @@ class FakeDriver:
 
     def cuGetErrorString(self, status: Any) -> Any:
         return OK, b"as the test wanted"
+
+
+class Library:
+    """Stands for the driver's library as ctypes opens it: addresses instead of objects."""
+
+    def __init__(self, driver: FakeDriver) -> None:
+        def launch(config: int, kernel: int, parameters: int, extra: None) -> int:
+            assert extra is None
+            given = real.CUlaunchConfig(_ptr=config)
+            memory = LaunchConfig.from_address(config)
+            attributes = memory.attributes
+            if memory.count:  # the object that is made of an address has no list of them
+                size = 72  # of a CUlaunchAttribute
+                given.attrs = [
+                    real.CUlaunchAttribute(_ptr=attributes + size * i)
+                    for i in range(memory.count)
+                ]
+            status = int(driver.cuLaunchKernelEx(given, kernel, parameters, 0)[0])
+            memory.attributes = attributes
+            return status
+
+        def current(place: Any) -> int:
+            status, device = driver.cuCtxGetDevice()
+            if status == OK:
+                place._obj.value = device
+            return int(status)
+
+        self.cuLaunchKernelEx, self.cuCtxGetDevice = launch, current

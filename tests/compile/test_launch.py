@@ -18,17 +18,19 @@ from nvfp4.arrays import Array, Spec
 from nvfp4.errors import ToolchainError, UnsupportedError
 from nvfp4.launch import Launch, architecture, prepare, run
 
-from .fake_driver import GLOBAL, RELAXED, FakeDriver, real
+from .fake_driver import GLOBAL, RELAXED, FakeDriver, Library, real
 from .programs import CHAIN, EVERY_TYPE, REVERSE, program
 
 SLOT = (1 << 64) - 1
 
 
-@pytest.fixture
-def fake(monkeypatch: pytest.MonkeyPatch) -> Iterator[FakeDriver]:
-    """A driver of two pretended H200; device 0 is current."""
+@pytest.fixture(params=["binding", "library"])
+def fake(monkeypatch: pytest.MonkeyPatch, request: pytest.FixtureRequest) -> Iterator[FakeDriver]:
+    """A driver of two pretended H200, called through its binding or itself; 0 is current."""
     driver = FakeDriver()
     driver.stack.append(0)
+    library = Library(driver) if request.param == "library" else None
+    monkeypatch.setattr(driver_module, "_library", lambda binding: library)
     monkeypatch.setattr(driver_module, "driver", lambda: driver)
     monkeypatch.setattr(launch_module, "_loaded", {})
     driver_module.device_info.cache_clear()
