@@ -4,7 +4,6 @@ time."""
 from __future__ import annotations
 
 import importlib.util
-import time
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
@@ -13,6 +12,8 @@ import numpy as np
 import pytest
 
 import nvfp4
+
+from .. import host_cost
 
 RNG = np.random.default_rng(17)
 X = RNG.standard_normal((300, 2880)).astype(np.float32)
@@ -169,20 +170,75 @@ def test_strided_rows_are_read_as_what_they_show(name: str) -> None:
         nvfp4.quantize(library.there(wide)[:, 0:2880:2], "mxfp4")
 
 
-@pytest.mark.parametrize("name", [name for name in INSTALLED if name != "numba"])
-def test_a_call_like_one_before_costs_the_host_ten_microseconds(name: str, cupy: Any) -> None:
+timed = pytest.mark.parametrize("name", [name for name in INSTALLED if name in host_cost.LIBRARIES])
+
+
+@timed
+def test_calls_like_one_before_cost_the_host_ten_microseconds(name: str, cupy: Any) -> None:
+    library = host_cost.LIBRARIES[name]()
+    times = {
+        label: host_cost.microseconds(call, library.wait)
+        for label, call in host_cost.public_calls(library).items()
+    }
+    for label, us in times.items():
+        print(f"{name} {label}: {us:.1f} us")
+    assert {label: us for label, us in times.items() if us > host_cost.LIMIT_US} == {}
+
+
+def test_calls_like_one_before_allocate_nothing(cupy: Any) -> None:
+    library = host_cost.LIBRARIES["cupy"]()
+    for label, call in host_cost.public_calls(library).items():
+        call()
+        call()
+        library.wait()
+        before = cupy.get_default_memory_pool().used_bytes(), cupy.cuda.runtime.memGetInfo()[0]
+        for _ in range(5):
+            call()
+        library.wait()
+        after = cupy.get_default_memory_pool().used_bytes(), cupy.cuda.runtime.memGetInfo()[0]
+        assert after == before, label
+
+
+def test_every_call_with_out_is_captured_into_a_graph(cupy: Any) -> None:
+    library = host_cost.LIBRARIES["cupy"]()
+    for label, call in host_cost.public_calls(library).items():
+        stream = cupy.cuda.Stream(non_blocking=True)
+        library.wait()
+        with stream:
+            call()
+            stream.begin_capture()
+            for _ in range(3):  # the first may still go the long way
+                out = call()
+            graph = stream.end_capture()
+            stream.synchronize()
+        parts = (out.codes, out.scales) if isinstance(out, nvfp4.QTensor) else (out,)
+        expected = [cupy.asnumpy(part.view(np.uint8)).tobytes() for part in parts]
+        for part in parts:
+            part.view(np.uint8)[...] = 0x55
+        library.wait()
+        graph.launch(stream)
+        stream.synchronize()
+        got = [cupy.asnumpy(part.view(np.uint8)).tobytes() for part in parts]
+        assert got == expected, label
+
+
+@timed
+def test_repeated_calls_of_every_kind_follow_their_inputs(name: str, cupy: Any) -> None:
+    """Alternating inputs and addresses, against the golden model."""
     library = MAKERS[name]()
-    x = library.there(X[:16].astype(np.float16))
-    out = nvfp4.quantize(x, "nvfp4")
-
-    def microseconds(calls: int = 200) -> float:
-        cupy.cuda.runtime.deviceSynchronize()
-        start = time.perf_counter()
-        for _ in range(calls):
-            nvfp4.quantize(x, "nvfp4", out=out)
-        return (time.perf_counter() - start) / calls * 1e6
-
-    microseconds()
-    best = min(microseconds() for _ in range(20))
-    print(f"quantize(out=) of {name} arrays: {best:.1f} us")
-    assert best <= 10
+    b = nvfp4.quantize(X[:64, :256].copy(), "mxfp4")
+    there = host_cost.tensor(host_cost.Library(library.there, lambda: None), b)
+    offsets = np.array([0, 7, 7, 30, 48], np.int32)
+    inputs = [np.array(X[i * 48 : i * 48 + 48, :256], np.float16) for i in range(4)]
+    moved = [library.there(x) for x in inputs]
+    grouped = nvfp4.grouped_quantize(moved[0], "nvfp4", row_offsets=library.there(offsets))
+    product = nvfp4.matmul(moved[0], there, out_dtype="float32")
+    for _ in range(3):
+        for x, array in zip(inputs, moved, strict=True):
+            nvfp4.grouped_quantize(array, "nvfp4", row_offsets=grouped.groups, out=grouped)
+            expected = nvfp4.grouped_quantize(x, "nvfp4", row_offsets=offsets)
+            same(library, grouped, expected)
+            for alpha in (1.0, -2.0):
+                nvfp4.matmul(array, there, alpha=alpha, out=product, out_dtype="float32")
+                wanted = nvfp4.matmul(x, b, alpha=alpha, out_dtype="float32")
+                np.testing.assert_allclose(library.back(product), wanted, rtol=1e-4, atol=1e-3)
