@@ -184,7 +184,10 @@ def main() -> None:
             elif options.profile == label:
                 microseconds(call, library.wait)
                 profile = cProfile.Profile()
-                profile.runcall(lambda call=call: [call() for _ in range(10_000)])
+                profile.enable()
+                for _ in range(10_000):
+                    call()
+                profile.disable()
                 pstats.Stats(profile).sort_stats("tottime").print_stats(20)
 
 

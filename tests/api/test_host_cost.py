@@ -1,4 +1,4 @@
-"""The tool that tells the host time of public calls runs; what it measures is for quiet machines."""
+"""The tool that tells the host time of public calls runs; its numbers are for quiet machines."""
 
 from __future__ import annotations
 
