@@ -7,8 +7,9 @@ bit for bit where the sums are exact, and within the rounding of float32 sums el
 elements of A have three bits more than bfloat16: they become two, a = hi + lo exactly.
 
 What bfloat16 cannot hold exactly, and what tensor cores might flush, is not clipped: e8m0 scales
-below 2^-107 or above 2^107 of blocks that are not zero. A block of threads that meets one makes
-its tile again in the way of ``matmul_naive``.
+below 2^-107 or above 2^107 of blocks that are not zero; beside float16 elements, scales above 2^72
+and infinite e5m2 elements, whose products with the two halves would not add up. A block of threads
+that meets one makes its tile again in the way of ``matmul_naive``.
 
 Rows of A beyond the last, and rows of B beyond the columns, are zeros in shared memory. In a
 product with pairs of columns the rows of B of a tile are gate, up, gate, up..., so that a thread
@@ -100,6 +101,9 @@ THREADS = 128
 TILE = 64  # rows, columns and depth of a tile
 TILE_BYTES = 8192
 LOWEST, HIGHEST = 20, 234  # e8m0 bytes that are ordinary
+#: The highest with a float16 A: sums of products with its upper halves, which may be rounded up,
+#: must not overflow where the sums themselves do not.
+HIGHEST_OF_HALVES = 199
 
 
 # Operands ----------------------------------------------------------------------------------------
@@ -165,8 +169,25 @@ def is_extreme(raw, byte, kind: str, scale: str):
         if kind != "e2m1":
             some = or_u32(some, or_u32(raw[2], raw[3]))
             mask = 0x7F7F7F7F
-        outside = gt_u32(sub_u32(byte, LOWEST), HIGHEST - LOWEST)
+        if A_ELEMENT == "none" and INPUT == "float16":
+            outside = gt_u32(sub_u32(byte, LOWEST), HIGHEST_OF_HALVES - LOWEST)
+            if kind == "e5m2":
+                outside = outside | has_infinity(raw)
+        else:
+            outside = gt_u32(sub_u32(byte, LOWEST), HIGHEST - LOWEST)
         return outside & ne_u32(byte, 255) & ne_u32(and_u32(some, mask), 0)
+
+
+def has_infinity(raw):
+    """Whether one of sixteen e5m2 codes is infinite or NaN: times a lower half of 0 it is NaN."""
+    a = or_u32(beyond_finite(raw[0]), beyond_finite(raw[1]))
+    b = or_u32(beyond_finite(raw[2]), beyond_finite(raw[3]))
+    return ne_u32(and_u32(or_u32(a, b), 0x80808080), 0)
+
+
+def beyond_finite(word):
+    """Bit 7 of each byte: whether the e5m2 code there is 0x7C or more without its sign."""
+    return add_u32(and_u32(word, 0x7F7F7F7F), 0x04040404)
 
 
 def e2m1_pair(codes):
@@ -993,5 +1014,7 @@ def _variant(like: dict, **changes: object) -> dict:
 
 VARIANTS = {
     "matmul_sm80": tuple(_variant(one) for one in NAIVE_VARIANTS["matmul_naive"]),
-    "grouped_matmul_sm80": tuple(_variant(one) for one in NAIVE_VARIANTS["grouped_matmul_naive"]),
+    "grouped_matmul_sm80": tuple(
+        _variant(one, STARTS="none") for one in NAIVE_VARIANTS["grouped_matmul_naive"]
+    ),
 }

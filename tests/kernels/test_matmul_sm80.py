@@ -43,7 +43,7 @@ CASES = [
         None,
         "mxfp4",
         BF16,
-        {"epilogue": nvfp4.epilogues.swiglu(halves="interleaved")},
+        {"epilogue": nvfp4.epilogues.swiglu(halves=False)},
     ),
     Case("bfloat16 result", (5, 9, 32), None, "mxfp8_e4m3", BF16, {"out_dtype": "bfloat16"}),
 ]
@@ -123,6 +123,22 @@ def test_gathered_rows_of_a() -> None:
 def test_all_eleven_bits_of_float16_count() -> None:
     a = np.array([[1 + 2.0**-10, -(2.0**-24), 1025, 0] * 8], np.float16)
     b = nvfp4.quantize(np.tile(np.eye(4, dtype=np.float32)[:3], 8), "mxfp4")
+    same(
+        simulated(nvfp4.matmul, a, b, out_dtype="float32"), nvfp4.matmul(a, b, out_dtype="float32")
+    )
+
+
+@pytest.mark.parametrize(("code", "scale"), [(0x7C, 127), (0xFC, 120), (0x7E, 127), (0x78, 224)])
+def test_halves_of_float16_add_up_beside_infinities_and_near_overflow(
+    code: int, scale: int
+) -> None:
+    codes = np.zeros((3, 32), np.uint8)
+    codes[0, 5] = code
+    b = nvfp4.QTensor.from_parts(
+        codes, np.full((3, 1), scale, np.uint8), "mxfp8_e5m2", scale_layout="linear"
+    )
+    a = np.zeros((5, 32), np.float16)
+    a[:, 5] = [65504, -65504, 1, 0, -2.5]
     same(
         simulated(nvfp4.matmul, a, b, out_dtype="float32"), nvfp4.matmul(a, b, out_dtype="float32")
     )
