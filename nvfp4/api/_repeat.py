@@ -34,8 +34,8 @@ __all__ = ["Repeated", "forget", "remember", "repeat"]
 Repeated = tuple[str, tuple[Any, ...], tuple[Any, ...]]
 
 _FLT_MAX = 3.4028234663852886e38
-_MOST_CALLS = 2048
-_MOST_PLANS = 1024
+_MOST_CALLS = 4096
+_MOST_PLANS = 2048
 
 
 # What an argument is, as quickly as its library tells ---------------------------------------------
