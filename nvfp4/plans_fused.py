@@ -157,7 +157,7 @@ def _dense_launch(
     args = (
         *_BUFFERS,
         *_encode_arguments(encode, ("array", "batch", "row")),
-        *("decode_scale", eps, 0, rows, batches, columns // PIECE, plan.all_pieces),
+        *("decode_scale", "decode_scale", eps, 0, rows, batches, columns // PIECE, plan.all_pieces),
         *(row_stride * itemsize, batch_stride * itemsize, codes_row, scales_row, scales_matrix),
         *(units, lines, 0, 0, 0, 0),
     )
@@ -249,7 +249,16 @@ def grouped_fused_quantize(
     args = (
         *_BUFFERS,
         *_encode_arguments(encode, ("array", "expert", "row")),
-        *("decode_scale", eps, input_rows, rows, 1, columns // PIECE, plan.all_pieces),
+        *(
+            "decode_scale",
+            "decode_scale",
+            eps,
+            input_rows,
+            rows,
+            1,
+            columns // PIECE,
+            plan.all_pieces,
+        ),
         *(row_stride * itemsize, 0, codes_row, scales_row, 0),
         *(units, _LINES, shift, groups, expert_limit(experts), tiles or 0),
     )
@@ -303,7 +312,9 @@ def _plan_rows(
     while across * high * 2 <= _THREADS:
         high *= 2
     threads = across * high
-    resident = 768 if per * words > 16 or options["RANGES"] else 1024
+    # Registers for what waits, and for what belongs to a range: less threads at a time.
+    held = per * words
+    resident = 640 if options["RANGES"] or held > 24 else 768 if held > 16 else 1024
     constants = {
         "HOLD": hold,
         "PER": per,

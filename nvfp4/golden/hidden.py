@@ -13,6 +13,7 @@ The gated activation of gpt-oss is that of its published model code.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator
 from typing import Any, NamedTuple
 
@@ -115,7 +116,7 @@ def swiglu(gate_up: np.ndarray, *, halves: str = "split", kind: str = "silu") ->
     numpy.ndarray of the dtype of `gate_up`, [..., K]
     """
     columns = gate_up.shape[-1] // 2
-    rows = gate_up.reshape(-1, 2 * columns)
+    rows = _matrix(gate_up)[:, : 2 * columns]
     out = np.empty((len(rows), columns), gate_up.dtype)
     short = gate_up.dtype.itemsize == 2
     with np.errstate(all="ignore"):
@@ -182,14 +183,15 @@ def rmsnorm(
         x itself without a residual.
     """
     columns = x.shape[-1]
-    rows = x.reshape(-1, columns)
-    added = rows if residual is None else np.empty_like(rows)
+    rows = _matrix(x)
+    others = None if residual is None else _matrix(residual)
+    added = rows if others is None else np.empty_like(rows)
     out = np.empty_like(rows)
     wide = widen(weight)
     with np.errstate(all="ignore"):
         for some in _some_rows(len(rows), columns):
-            if residual is not None:
-                sums = widen(rows[some]) + widen(residual.reshape(-1, columns)[some])
+            if others is not None:
+                sums = widen(rows[some]) + widen(others[some])
                 added[some] = cast_float(sums, x.dtype)
             values = widen(added[some])
             mean = row_sums(values) / _F32(columns)
@@ -207,7 +209,7 @@ def row_sums(values: np.ndarray) -> np.ndarray:
     """
     rows, columns = values.shape
     pieces = np.zeros((rows, -(-columns // (_PIECE * _CHUNK)) * _CHUNK), np.float32)
-    by_piece = values.reshape(rows, -1, _PIECE)
+    by_piece = values.reshape(rows, columns // _PIECE, _PIECE)
     sums = np.zeros(by_piece.shape[:2], np.float32)
     for i in range(_PIECE):
         sums = fma(by_piece[:, :, i], by_piece[:, :, i], sums)
@@ -226,6 +228,11 @@ def _tree(values: np.ndarray) -> np.ndarray:
         half = values.shape[-1] // 2
         values = values[..., :half] + values[..., half:]
     return values[..., 0]
+
+
+def _matrix(x: np.ndarray) -> np.ndarray:
+    """All rows of an array, of which there may be none, or of no columns."""
+    return x.reshape(math.prod(x.shape[:-1]), x.shape[-1])
 
 
 def _some_rows(rows: int, columns: int) -> Iterator[slice]:

@@ -231,6 +231,7 @@ def fused(
     encode_scale,
     encode_number,
     decode_scale,
+    maximum,
     eps,
     input_rows,
     rows,
@@ -249,8 +250,9 @@ def fused(
     experts,
     tiles,
 ):
-    # pieces, all_pieces: of a row, without and with the padding of its last tile. Then bytes from a
-    # row, or a matrix, to the next; scales_row: of a row of tiles in the tcgen layout.
+    # maximum: decode_scale, as bits. pieces, all_pieces: of a row, without and with the padding of
+    # its last tile. Then bytes from a row, or a matrix, to the next; scales_row: of a row of tiles
+    # in the tcgen layout.
     griddepcontrol_launch_dependents()
     griddepcontrol_wait()
     inputs = (x, weight, residual)
@@ -274,7 +276,7 @@ def fused(
         if TASK == "amax":
             pattern = redux_max_u32(WARP, float_as_uint(largest))
             if (thread_index() & 31) == 0:
-                red_max_global_u32(decode_scale, 0, pattern)
+                red_max_global_u32(maximum, 0, pattern)
 
 
 FUSED = Kernel(
@@ -282,7 +284,7 @@ FUSED = Kernel(
     fused,
     (
         *("u8*", "u8*", "u8*", "u8*", "u8*", "u8*", "u8*"),
-        *("u8*", "u8*", "u8*", "u8*", "u8*", "f32*", "f32", "f32*", "f32"),
+        *("u8*", "u8*", "u8*", "u8*", "u8*", "f32*", "f32", "f32*", "u32*", "f32"),
         *("i64",) * 16,
     ),
     {
@@ -325,7 +327,7 @@ VARIANTS = {
     "fused_quantize": (
         {**_PLAIN, **_NVFP4, "FRONT": "silu"},
         {**_PLAIN, **_NVFP4, **_NORM, "RESIDUAL": "out"},
-        {**_PLAIN, **_MXFP8, **_ALL_ARRAYS, "FRONT": "gpt-oss", "RANGES": True, "BLOCKS_PER_SM": 3},
+        {**_PLAIN, **_MXFP8, **_ALL_ARRAYS, "FRONT": "gpt-oss", "RANGES": True, "BLOCKS_PER_SM": 2},
     ),
 }
 SLOW_VARIANTS = {
@@ -339,7 +341,7 @@ SLOW_VARIANTS = {
             **{"INPUT": "float32", "ALIGNED": False, "LAYOUT": "linear"},
         },
         {
-            **{**_PLAIN, **_MXFP8, **_NORM, **_ALL_ARRAYS, "RANGES": True, "BLOCKS_PER_SM": 3},
+            **{**_PLAIN, **_MXFP8, **_NORM, **_ALL_ARRAYS, "RANGES": True, "BLOCKS_PER_SM": 2},
             **{"INPUT": "float16", "ELEMENT": "e5m2", "WEIGHT": "float32"},
         },
     ),
