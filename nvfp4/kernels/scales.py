@@ -1,6 +1,9 @@
-"""The scale of a block and the factor of its elements: section 3 of the arithmetic definition, operation by operation.
+"""The scale of a block and the factor of its elements, operation by operation.
 
-Compile-time constants: SCALE ("e4m3" or "e8m0"), ELEMENT, ROUNDING, and UNIT: the encode scale is 1 by definition.
+Source: section 3 of the arithmetic definition.
+
+Compile-time constants: SCALE ("e4m3" or "e8m0"), ELEMENT, ROUNDING, and UNIT: the encode scale is 1
+by definition.
 """
 
 from __future__ import annotations
@@ -56,12 +59,12 @@ def decode_scale_byte(byte, scale: str):
 
 
 def power_at_least(v):
-    """e8m0 byte of the smallest power of two that is not below v >= 0, at most 254; NaN gives 255: "rceil"."""
+    """e8m0 byte of the smallest power of two not below v >= 0, at most 254: "rceil"; NaN: 255."""
     return and_u32(ue8m0x2_rp_of_f32(ZERO, v), 0xFF)
 
 
 def power_by_exponent(amax, add, emax):
-    """e8m0 byte of the exponent of amax after `add` was added to its pattern, less emax, within 0..254."""
+    """e8m0 byte of the exponent of amax, `add` added to its pattern, less emax, in 0..254."""
     bits = float_as_uint(amax)
     exponent = shr_u32(add_u32(bits, add), 23)
     byte = select_u32(lt_u32(exponent, emax), 0, min_u32(sub_u32(exponent, emax), 254))
@@ -90,7 +93,7 @@ def emax():
 
 
 def half_of_last_bit():
-    """Half a unit of an element's last mantissa bit, in the pattern of a float32: what "even" adds."""
+    """Half a unit of an element's last bit, in a float32's pattern: what "even" adds."""
     if ELEMENT == "e2m1":
         return 1 << 21
     elif ELEMENT == "e4m3":
@@ -126,7 +129,8 @@ def bounded_reciprocal(d):
 def block_scale(amax, c, r):
     """Scale byte of a block and q, what its elements are multiplied by.
 
-    amax is the block's largest magnitude, c = RN(g * RN(1/6)) and r = RN(1/g) for the encode scale g.
+    amax is the block's largest magnitude, c = RN(g * RN(1/6)) and r = RN(1/g) for the encode scale
+    g.
     """
     if SCALE == "e4m3":
         byte = and_u32(e4m3x2_of_f32(ZERO, mul_rn(amax, c)), 0xFF)
