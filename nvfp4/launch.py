@@ -113,6 +113,11 @@ class Launch:
         return 0 in self.grid
 
     @property
+    def programs(self) -> tuple[Program, ...]:
+        """What must be built for it: its own program, and what writes its tensor maps."""
+        return (self.program, _map_writer()) if self.maps else (self.program,)
+
+    @property
     def names(self) -> tuple[str, ...]:
         """The names of buffers, each once: those among the arguments, in order, and of maps."""
         maps = dict(self.maps)
@@ -179,12 +184,16 @@ def _card(launch: Launch, ordinal: int, stream: int) -> Card:
     return card
 
 
+def _map_writer() -> Program:
+    from .kernels.tensor_map import WRITE_TENSOR_MAP
+
+    return WRITE_TENSOR_MAP.program()
+
+
 def _write_map(ordinal: int, stream: int) -> Callable[[int, Sequence[int], int], None]:
     """What writes the words of a tensor map to an address, on a stream."""
-    from .kernels.tensor_map import WRITE_TENSOR_MAP, words
-
-    names = ("target", *words())
-    write = Launch(WRITE_TENSOR_MAP.program(), (1, 1, 1), (1, 1, 1), 0, names)
+    names = ("target", *(f"word{i}" for i in range(16)))
+    write = Launch(_map_writer(), (1, 1, 1), (1, 1, 1), 0, names)
     card = _card(write, ordinal, stream)
 
     def to(address: int, values: Sequence[int], on: int) -> None:

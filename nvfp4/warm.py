@@ -134,7 +134,9 @@ def programs(calls: Iterable[Mapping[str, Any]], arch: str) -> list[Program]:
             except Exception as error:
                 error.add_note(f"in the call {json.dumps(call)}")
                 raise
-        found |= dict.fromkeys(launch.program for launch in launches if not launch.empty)
+        for launch in launches:
+            if not launch.empty:
+                found |= dict.fromkeys(launch.programs)
     return list(found)
 
 

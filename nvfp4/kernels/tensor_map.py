@@ -11,11 +11,6 @@ from ..program import Kernel
 from ..ptx.tma import fence_tensormap_release
 
 
-def words() -> tuple[str, ...]:
-    """Names of the 16 words."""
-    return tuple(f"word{i}" for i in range(16))
-
-
 def write_tensor_map(target, w0, w1, w2, w3, w4, w5, w6, w7, w8, w9, w10, w11, w12, w13, w14, w15):
     target[0] = w0
     target[1] = w1

@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-import contextlib
 import dataclasses
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from typing import Any
 
 import ml_dtypes
@@ -14,7 +13,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import nvfp4
-from nvfp4 import golden, layouts, plans
+from nvfp4 import golden, layouts, plans, warm
+from nvfp4.bench.quantize_kernels import taking
 from nvfp4.formats import NVFP4
 from nvfp4.kernels.quantize_tma import QUANTIZE_TMA
 from nvfp4.launch import Launch
@@ -25,16 +25,6 @@ from .simulated import Simulated
 
 BFLOAT16 = ml_dtypes.bfloat16
 SCHEDULES = ("round_robin", 1, 2, 3)
-
-
-@contextlib.contextmanager
-def taken(stages: int) -> Iterator[None]:
-    """Let plans take this kernel."""
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(plans, "_TMA_STAGES", stages)
-        plans.quantize.cache_clear()
-        yield
-    plans.quantize.cache_clear()
 
 
 class FewBlocks(Simulated):
@@ -81,7 +71,7 @@ def compare(run: Any, x: np.ndarray, stages: int, encode_scale: Any = None, gap:
         "decode_scale": Out(expected[2].shape, np.float32),
     }
     given = None if kind in ("none", "amax") else encode_scale
-    with taken(stages):
+    with taking(stages):
         facts = facts_of(x, x.shape[1] + gap, kind)
         assert "quantize_tma" in names(facts, getattr(run, "arch", "sm_90a"))
         memory = checks.spread(x, gap, 0)
@@ -146,17 +136,30 @@ def test_a_ring_of_two_in_any_interleaving(numbers: list[int]) -> None:
 def test_the_public_function_takes_it() -> None:
     x = values(5, (9, 96))
     expected = nvfp4.quantize(x, "nvfp4", encode_scale=0.5)
-    with taken(1), nvfp4.simulate("sm_90a") as machine:
-        got = nvfp4.quantize(x, "nvfp4", encode_scale=0.5)
-    assert machine is not None
+    out = nvfp4.quantize(np.zeros_like(x), "nvfp4", encode_scale=0.5)
+    for array in (out.codes, out.scales):
+        array[...] = checks.POISON
+    ran = []
+    with taking(1), nvfp4.simulate("sm_90a") as machine, pytest.MonkeyPatch.context() as patch:
+        run = machine.run
+        patch.setattr(machine, "run", lambda *a, **k: (ran.append(k["name"]), run(*a, **k)))
+        nvfp4.quantize(x, "nvfp4", encode_scale=0.5, out=out)
+    assert [name.partition("[")[0] for name in ran] == ["quantize_tma"]
     for name in ("codes", "scales", "decode_scale"):
-        assert_bytes(name, np.asarray(getattr(got, name)), np.asarray(getattr(expected, name)))
+        assert_bytes(name, np.asarray(getattr(out, name)), np.asarray(getattr(expected, name)))
+
+
+def test_what_a_server_builds_ahead_has_what_writes_the_maps() -> None:
+    call = {"call": "quantize", "format": "nvfp4", "shape": [9, 96]}
+    with taking(1):
+        made = warm.programs([call], "sm_90a")
+    assert [one.kernel.name for one in made] == ["quantize_tma", "write_tensor_map"]
 
 
 def test_what_it_cannot_do_goes_to_another_kernel() -> None:
     facts = facts_of(values(0, (4, 96)), 96, "none")
     assert names(facts) == ["quantize_stream"], "the default"
-    with taken(1):
+    with taking(1):
         for arch in ("sm_90a", "sm_100a", "sm_103a", "sm_120a"):
             assert names(facts, arch) == ["quantize_tma"]
         assert names(facts, "sm_80") == ["quantize_stream"]
