@@ -2,7 +2,7 @@
 
 A plan knows shapes and no addresses, so a launch says by :class:`MapOf` which buffer a map is of.
 When its arguments are bound, the device's :class:`DeviceMaps` has the map of that address, or makes
-it. Once there, a map stays for the life of the process: see docs/decisions.md D7.
+it. Once there, a map stays for the life of the process: see docs/decisions.md D10.
 """
 
 from __future__ import annotations
