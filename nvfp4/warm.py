@@ -244,6 +244,93 @@ def _grouped_quantize(
     )
 
 
+def _fused_options(
+    shape: list[int],
+    groups: int,
+    index_dtype: str,
+    expert_ids: bool,
+    row_indices: int,
+    row_counts: bool,
+    encode_scale: Any,
+) -> dict[str, Any]:
+    """Keyword arguments that fused quantisers share; groups: 0 for a dense call."""
+    options: dict[str, Any] = {"encode_scale": _scale(encode_scale, groups or shape[0])}
+    if row_counts:
+        options["row_counts"] = np.zeros(shape[0], index_dtype)
+    if groups:
+        rows = row_indices or shape[0]
+        options["row_offsets"] = _offsets(rows, groups, index_dtype)
+        if expert_ids:
+            options["expert_ids"] = np.arange(groups, dtype=index_dtype)
+        if row_indices:
+            options["row_indices"] = np.zeros(rows, index_dtype)
+    return options
+
+
+def _swiglu_quantize(
+    format: str,
+    shape: list[int],
+    halves: str = "split",
+    kind: str = "silu",
+    dtype: str = "bfloat16",
+    groups: int = 0,
+    index_dtype: str = "int32",
+    expert_ids: bool = False,
+    row_indices: int = 0,
+    row_counts: bool = False,
+    encode_scale: Any = None,
+    scale_rounding: str = "rceil",
+    scale_layout: str = "tcgen",
+) -> None:
+    api.swiglu_quantize(
+        _array(shape, dtype),
+        format,
+        halves=halves,
+        kind=kind,
+        scale_rounding=scale_rounding,
+        scale_layout=scale_layout,
+        **_fused_options(
+            shape, groups, index_dtype, expert_ids, row_indices, row_counts, encode_scale
+        ),
+    )
+
+
+def _rmsnorm_quantize(
+    format: str,
+    shape: list[int],
+    eps: float = 1e-5,
+    dtype: str = "bfloat16",
+    weight_dtype: str | None = None,
+    residual: bool = False,
+    norm_out: bool = False,
+    groups: int = 0,
+    index_dtype: str = "int32",
+    expert_ids: bool = False,
+    row_indices: int = 0,
+    row_counts: bool = False,
+    encode_scale: Any = None,
+    scale_rounding: str = "rceil",
+    scale_layout: str = "tcgen",
+) -> None:
+    # Only the way of h and of the sum is wanted: return_hidden allocates what stores them.
+    added = _array(shape, dtype) if residual else None
+    result = [row_indices, shape[-1]] if groups and row_indices else shape
+    api.rmsnorm_quantize(
+        _array(shape, dtype),
+        _array(shape[-1:], weight_dtype or dtype),
+        eps,
+        format,
+        residual=added,
+        residual_out=np.empty(result, arrays.numpy_dtype(dtype)) if residual else None,
+        return_hidden=norm_out,
+        scale_rounding=scale_rounding,
+        scale_layout=scale_layout,
+        **_fused_options(
+            shape, groups, index_dtype, expert_ids, row_indices, row_counts, encode_scale
+        ),
+    )
+
+
 def _dequantize(
     format: str,
     shape: list[int],
@@ -334,6 +421,8 @@ def _prepare_weights(format: str, shape: list[int], scale_layout: str = "tcgen")
 CALLS: dict[str, Callable[..., None]] = {
     "quantize": _quantize,
     "grouped_quantize": _grouped_quantize,
+    "swiglu_quantize": _swiglu_quantize,
+    "rmsnorm_quantize": _rmsnorm_quantize,
     "dequantize": _dequantize,
     "interleave_scales": _interleave_scales,
     "deinterleave_scales": _deinterleave_scales,

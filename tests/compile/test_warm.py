@@ -79,6 +79,18 @@ def test_grouped_calls_and_dequantisation_are_found() -> None:
     assert scales == "deinterleave_scales"
 
 
+def test_fused_quantisers_are_found() -> None:
+    dense, grouped, counted = labels(
+        {"call": "rmsnorm_quantize", "format": "nvfp4", "shape": [64, 2880], "residual": True},
+        {"call": "swiglu_quantize", "format": "mxfp8", "shape": [64, 5760], "kind": "gpt-oss",
+         "groups": 4, "row_indices": 100, "expert_ids": True},
+        {"call": "swiglu_quantize", "format": "nvfp4", "shape": [2, 8, 128], "row_counts": True},
+    )  # fmt: skip
+    assert "FRONT=rms" in dense and "RESIDUAL=out" in dense and "RANGES=False" in dense
+    assert "FRONT=gpt-oss" in grouped and "INDICES=int32" in grouped and "IDS=int32" in grouped
+    assert "COUNTS=int32" in counted and "FRONT=silu" in counted
+
+
 def test_huge_shapes_touch_no_memory() -> None:
     before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
     labels({"call": "quantize", "format": "nvfp4", "shape": [1 << 19, 7168]})  # 7.5 GB
