@@ -137,8 +137,8 @@ def quantize(
     main = Launch(QUANTIZE.program(**constants, ENCODE=encode), grid, block, 0, args)
     if aligned and encode != "row_amax" and not reference:
         tma = None
-        if _TMA_STAGES:
-            tma = quantize_tma(arch, fmt, constants, args[:6], encode, _TMA_STAGES, *shape)
+        if _TMA:
+            tma = quantize_tma(arch, fmt, constants, args[:6], encode, _TMA, *shape)
         main = tma or _stream(arch, fmt, constants, args[:6], encode, *shape) or main
     if encode != "amax":
         return (main,)
@@ -220,8 +220,8 @@ def _stream(
     )
 
 
-#: Stages of the quantiser by tensor copies (1 to 4); 0: it is not taken.
-_TMA_STAGES = 0
+#: How the quantiser by tensor copies is run, of ``plans_tma.WAYS``; "": it is not taken.
+_TMA = ""
 
 
 @functools.lru_cache(maxsize=1024)

@@ -12,10 +12,18 @@ from .layouts import TILE_BLOCKS, TILE_BYTES, TILE_ROWS
 from .tensor_maps import MapOf
 from .tiling import ceil_div, magic
 
-__all__ = ["quantize_tma"]
+__all__ = ["WAYS", "quantize_tma"]
 
-#: Resident blocks on a processor, by stages.
-_BLOCKS = {1: 8, 2: 5, 3: 3, 4: 3}
+#: Ways to run it: stages, threads of a block, resident blocks of a processor.
+WAYS = {
+    "1": (1, 160, 8),
+    "2": (2, 160, 5),
+    "3": (3, 160, 3),
+    "4": (4, 160, 3),
+    "2 wide": (2, 288, 4),
+    "3 wide": (3, 288, 3),
+    "4 wide": (4, 288, 3),
+}
 #: Processors of the largest card of an architecture: more blocks than are resident do no harm.
 _PROCESSORS = {"sm_90a": 132, "sm_100a": 148, "sm_103a": 160, "sm_120a": 188}
 
@@ -26,7 +34,7 @@ def quantize_tma(
     constants: dict[str, Any],
     buffers: tuple[str | float, ...],
     encode: str,
-    stages: int,
+    way: str,
     rows: int,
     columns: int,
     batches: int,
@@ -44,8 +52,9 @@ def quantize_tma(
     buffers : tuple
         x, codes, scales, encode_scale, encode_number, decode_scale.
     encode : str
-    stages : int
-        Tiles in flight in a block, 1 to 4; with 1 a block takes one tile.
+    way : str
+        Of `WAYS`. With one stage a block takes one tile; with more, about as many blocks as are
+        resident at once take equally many.
     rows, columns, batches, row_stride, batch_stride : int
         As ``plans.quantize`` has them.
 
@@ -71,13 +80,15 @@ def quantize_tma(
         and down * across < 1 << 31
     ):
         return None
+    stages, threads, resident = WAYS[way]
     program = QUANTIZE_TMA.program(
         **{
             name: constants[name] for name in ("INPUT", "ELEMENT", "SCALE", "ROUNDING", "UNIT")
         },
         ENCODE=encode,
         STAGES=stages,
-        BLOCKS_PER_SM=_BLOCKS[stages],
+        THREADS=threads,
+        BLOCKS_PER_SM=resident,
     )
     box = (TILE_BLOCKS * fmt.block, TILE_ROWS)
     maps = (
@@ -100,11 +111,12 @@ def quantize_tma(
     tiles = down * across
     grid = tiles
     if stages > 1:
-        grid = min(tiles, _PROCESSORS.get(arch, 148) * _BLOCKS[stages])
+        rounds = ceil_div(tiles, _PROCESSORS.get(arch, 148) * resident)
+        grid = ceil_div(tiles, rounds)
     return Launch(
         program,
         (grid, 1, 1),
-        (QUANTIZE_TMA.threads, 1, 1),
+        (threads, 1, 1),
         shared_bytes(stages),
         (*(name for name, _ in maps), *buffers, rows, across, tiles, *magic(across)),
         programmatic=True,

@@ -2,7 +2,7 @@
 
 ``python -m nvfp4.bench.quantize_kernels`` times the dense quantiser at memory speed
 (``kernels.quantize_stream``, the default) and the one by tensor copies (``kernels.quantize_tma``)
-with 1 to 4 stages, beside a copy, in CUDA graphs on rotated buffers, and checks their bytes. Which
+in each of its ways, beside a copy, in CUDA graphs on rotated buffers, and checks their bytes. Which
 of them is the default is decided by its figures.
 """
 
@@ -15,6 +15,7 @@ from collections.abc import Iterator, Sequence
 from .. import plans
 from ..api import _repeat, dense
 from ..formats import NVFP4
+from ..plans_tma import WAYS
 from .devices import find_device
 from .quantizers import Variant, dense_call, measure_copy
 from .report import Report
@@ -24,20 +25,20 @@ from .timing import Deadline, rotations
 __all__ = ["SHAPES", "main", "taking"]
 
 SHAPES = ((8192, 7168), (8192, 2880), (512, 7168))
-#: What is measured -> stages of the quantiser by tensor copies.
-KERNELS = {"stream": 0, "tma 1": 1, "tma 2": 2, "tma 3": 3, "tma 4": 4}
+#: What is measured -> how the quantiser by tensor copies runs, "" for the other one.
+KERNELS = {"stream": "", **{f"tma {way}": way for way in WAYS}}
 
 
 @contextlib.contextmanager
-def taking(stages: int) -> Iterator[None]:
-    """Let calls take the quantiser by tensor copies with so many stages; with 0, not at all."""
-    before = plans._TMA_STAGES
+def taking(way: str) -> Iterator[None]:
+    """Let calls take the quantiser by tensor copies in one of its ways; with "", not at all."""
+    before = plans._TMA
     try:
-        plans._TMA_STAGES = stages
+        plans._TMA = way
         _forget()
         yield
     finally:
-        plans._TMA_STAGES = before
+        plans._TMA = before
         _forget()
 
 
@@ -58,13 +59,13 @@ def main(arguments: Sequence[str] | None = None) -> None:
     counts = {shape: rotations(2 * shape[0] * shape[1]) for shape in SHAPES}
     pool = Pool.for_sizes(device, [(m * k, counts[m, k]) for m, k in SHAPES])
     sink = device.full((pool.elements,), 0, "bfloat16")
-    print(f"{'shape':>12} {'kernel':>8} {'g':>6} {'us':>8} {'TB/s':>6} {'of copy':>7}  bytes")
+    print(f"{'shape':>12} {'kernel':>10} {'g':>6} {'us':>8} {'TB/s':>6} {'of copy':>7}  bytes")
     for (rows, columns), count in counts.items():
         for _ in range(options.rounds):
             copy = measure_copy(run, rows, columns, count, pool, sink)
             speed = 4 * rows * columns / copy.median
             shape = f"{rows}x{columns}"
-            print(f"{shape:>12} {'copy':>8} {'':>6} {copy.median * 1e6:8.2f} {speed / 1e12:6.2f}")
+            print(f"{shape:>12} {'copy':>10} {'':>6} {copy.median * 1e6:8.2f} {speed / 1e12:6.2f}")
             for scaled in (False, True):
                 variant = Variant(NVFP4, scaled)
                 for name in options.kernels:
@@ -72,7 +73,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
                         timing, checked = dense_call(run, variant, rows, columns, pool, count)
                     there = variant.bytes(rows, columns) / timing.median
                     print(
-                        f"{shape:>12} {name:>8} {'array' if scaled else 'none':>6} "
+                        f"{shape:>12} {name:>10} {'array' if scaled else 'none':>6} "
                         f"{timing.median * 1e6:8.2f} {there / 1e12:6.2f} {there / speed:7.3f}  "
                         f"{checked}",
                         flush=True,

@@ -1,18 +1,19 @@
-"""Dense nvfp4 quantisation by tensor copies: a warp loads tiles, four warps compute, one stores.
+"""Dense nvfp4 quantisation by tensor copies: a warp loads tiles, four or eight compute, one stores.
 
 A tile is 128 rows of 64 columns, which is one tile of scales: 16 KB come by one tensor load, 4 KB
 of codes and 512 bytes of scales go by two tensor stores. A thread takes a row of the tile, four
-blocks. Tiles arrive in a ring of STAGES, results leave through two buffers in turn. With one stage
-a block takes one tile; with more, the blocks that are resident go through the tiles with the grid
-as stride. What lies outside of the matrix arrives as zeros, whose scales are 0, as padding's must
-be, and is not stored among the codes.
+blocks, or, with 256 of them, half a row. Tiles arrive in a ring of STAGES; results leave through
+two buffers in turn. With one stage a block takes one tile; with more, the blocks that are resident
+go through the tiles with the grid as stride. What lies outside of the matrix arrives as zeros,
+whose scales are 0, as padding's must be, and is not stored among the codes.
 
 Swizzles keep shared memory free of conflicts: of 128 bytes for the input (eight threads read one
 16-byte chunk each of eight rows), of 32 bytes for the codes.
 
-Constraints: the tcgen layout; one matrix, at least one row, of columns that are multiples of 32;
-x, its row stride, codes and scales multiples of 16 bytes. 160 threads; with one
-stage a block for each tile, else any grid of one dimension. Shared memory: :func:`shared_bytes`.
+Constraints: the tcgen layout; one matrix, at least one row, of columns that are multiples of 32 and
+more than 64; x, its row stride, codes and scales multiples of 16 bytes. THREADS threads: those that
+compute, and the warp that loads. With one stage a block for each tile, else any grid of one
+dimension. Shared memory: :func:`shared_bytes`.
 
 The arrays are arguments beside their tensor maps so that the simulated machine knows their memory.
 """
@@ -50,6 +51,7 @@ from ..ptx.memory import (
     ld_shared_v4_u32,
     ptr_address,
     shared_base,
+    st_shared_u16,
     st_shared_u32,
     st_shared_v4_u32,
 )
@@ -67,9 +69,8 @@ ROUNDING = "rceil"
 UNIT = True
 ENCODE = "none"
 STAGES = 1
-
 THREADS = 160
-WORKERS = 128
+
 TILE = 16384  # bytes of 128 rows of 64 columns
 CODES = 4096  # bytes of their codes
 SCALES = 512
@@ -167,7 +168,7 @@ def quantize_tma(
     if eq_u32(thread, 0):
         for i in range(STAGES):
             mbarrier_init(full + 8 * i, 1)
-            mbarrier_init(empty + 8 * i, WORKERS // 32)
+            mbarrier_init(empty + 8 * i, THREADS // 32 - 1)
         fence_mbarrier_init()
     cuda.syncthreads()
     zero = shl_u32(0, 0)
@@ -175,7 +176,7 @@ def quantize_tma(
     parity = zero
     tile = u32_of_i64(cuda.blockIdx.x)
     step = u32_of_i64(cuda.gridDim.x)
-    if lt_u32(thread, WORKERS):
+    if lt_u32(thread, THREADS - 32):
         worker(
             codes_map,
             scales_map,
@@ -215,6 +216,13 @@ def quantize_tma(
             tile = add_u32(tile, step)
 
 
+def read(empty, stage, leader):
+    """A warp has the tile of a stage in registers."""
+    syncwarp(WARP)
+    if leader:
+        mbarrier_arrive(add_u32(empty, shl_u32(stage, 3)))
+
+
 def worker(
     codes_map,
     scales_map,
@@ -251,15 +259,21 @@ def worker(
             if eq_u32(thread, 0) & eq_u32(tile, 0):
                 decode_scale[0] = r
     # Bits 4 to 6 of an address in a tile xor bits 7 to 9; bit 4 among the codes xor bit 7.
-    line = or_u32(shl_u32(thread, 7), shl_u32(and_u32(thread, 7), 4))
-    code_line = or_u32(shl_u32(thread, 5), and_u32(shl_u32(thread, 2), 16))
-    scale_word = or_u32(shl_u32(and_u32(thread, 31), 4), shl_u32(shr_u32(thread, 5), 2))
+    place = and_u32(thread, 127)
+    line = or_u32(shl_u32(place, 7), shl_u32(and_u32(place, 7), 4))
+    code_line = or_u32(shl_u32(place, 5), and_u32(shl_u32(place, 2), 16))
+    scale_at = or_u32(shl_u32(and_u32(place, 31), 4), shl_u32(shr_u32(place, 5), 2))
+    if THREADS == 288:
+        half = shr_u32(thread, 7)
+        line = xor_u32(line, shl_u32(half, 6))
+        code_line = xor_u32(code_line, shl_u32(half, 4))
+        scale_at = add_u32(scale_at, shl_u32(half, 1))
     while lt_u32(tile, tiles):
         down = shr_u32(mulhi_u32(tile, magic), shift)
         along = sub_u32(tile, mul_u32(down, across))
         if ENCODE == "row":
             # Loaded ahead of the wait. Rows of padding are zeros, whatever their scale.
-            row = add_u32(shl_u32(down, 7), thread)
+            row = add_u32(shl_u32(down, 7), place)
             real = lt_u32(row, rows)
             number = i64_of_u32(row) if real else 0
             c, r = encode_factors(encode_scale, encode_number, decode_scale, 0, number)
@@ -269,34 +283,39 @@ def worker(
         target = add_u32(results, mul_u32(turn, CODES + SCALES))
         first = add_u32(target, code_line)
         at = add_u32(add_u32(base, mul_u32(stage, TILE)), line)
+        scales_to = add_u32(target, CODES)
         if STAGES == 1:
             # Many blocks on a processor, few registers each: one half after the other.
             low, w = quantize_half(load_half(at), c, r)
             st_shared_v4_u32(first, w[0], w[1], w[2], w[3])
             high, w = quantize_half(load_half(xor_u32(at, 64)), c, r)
-            bytes4 = or_u32(low, shl_u32(high, 16))
+            st_shared_v4_u32(xor_u32(first, 16), w[0], w[1], w[2], w[3])
+            st_shared_u32(add_u32(scales_to, scale_at), or_u32(low, shl_u32(high, 16)))
+        elif THREADS == 288:
+            x = load_half(at)
+            read(empty, stage, leader)
+            bytes2, w = quantize_half(x, c, r)
+            st_shared_v4_u32(first, w[0], w[1], w[2], w[3])
+            st_shared_u16(add_u32(scales_to, scale_at), bytes2)
         else:
             x = load_half(at)
             y = load_half(xor_u32(at, 64))
-            syncwarp(WARP)
-            if leader:
-                mbarrier_arrive(add_u32(empty, shl_u32(stage, 3)))
+            read(empty, stage, leader)
             bytes4, v, w = quantize_line(x, y, c, r)
             st_shared_v4_u32(first, v[0], v[1], v[2], v[3])
-        st_shared_v4_u32(xor_u32(first, 16), w[0], w[1], w[2], w[3])
-        scale_at = add_u32(target, CODES)
-        st_shared_u32(add_u32(scale_at, scale_word), bytes4)
+            st_shared_v4_u32(xor_u32(first, 16), w[0], w[1], w[2], w[3])
+            st_shared_u32(add_u32(scales_to, scale_at), bytes4)
         fence_proxy_async_shared()
         if STAGES > 1:
             # The other buffer's stores, of the tile before, have read it: behind the barrier all
             # may write it.
             if stores:
                 bulk_wait_group_read(0)
-        bar_sync(1, WORKERS)
+        bar_sync(1, THREADS - 32)
         if stores:
             x0 = shl_u32(along, 5)
             tma_store_2d(ptr_address(codes_map, 0), x0, shl_u32(down, 7), target)
-            tma_store_4d(ptr_address(scales_map, 0), 0, 0, along, down, scale_at)
+            tma_store_4d(ptr_address(scales_map, 0), 0, 0, along, down, scales_to)
             bulk_commit_group()
         if STAGES > 1:
             turn = xor_u32(turn, 1)
@@ -322,24 +341,27 @@ QUANTIZE_TMA = Kernel(
         "UNIT": (False, True),
         "ENCODE": ("none", "scalar", "array", "row", "amax"),
         "STAGES": (1, 2, 3, 4),
-        "BLOCKS_PER_SM": (3, 5, 8),
+        "THREADS": (160, 288),
+        "BLOCKS_PER_SM": (3, 4, 5, 8),
     },
     min_cc=(9, 0),
-    threads=THREADS,
 )
 
 _NVFP4 = {"ELEMENT": "e2m1", "SCALE": "e4m3", "ROUNDING": "rceil"}
 _COMMON = {"INPUT": "bfloat16", **_NVFP4}
 
+_ONE = {"STAGES": 1, "THREADS": 160, "BLOCKS_PER_SM": 8}
+_FOUR = {"STAGES": 4, "THREADS": 288, "BLOCKS_PER_SM": 3}
+
 VARIANTS = (
-    {**_COMMON, "UNIT": True, "ENCODE": "none", "STAGES": 1, "BLOCKS_PER_SM": 8},
-    {**_COMMON, "UNIT": False, "ENCODE": "array", "STAGES": 3, "BLOCKS_PER_SM": 3},
+    {**_COMMON, **_ONE, "UNIT": True, "ENCODE": "none"},
+    {**_COMMON, **_FOUR, "UNIT": False, "ENCODE": "array"},
 )
 SLOW_VARIANTS = (
-    {**_COMMON, "UNIT": False, "ENCODE": "row", "STAGES": 2, "BLOCKS_PER_SM": 5},
-    {**_COMMON, "UNIT": False, "ENCODE": "amax", "STAGES": 4, "BLOCKS_PER_SM": 3},
-    {
-        **{**_COMMON, "INPUT": "float16", "UNIT": False, "ENCODE": "scalar"},
-        **{"STAGES": 1, "BLOCKS_PER_SM": 8},
-    },
+    {**_COMMON, **_FOUR, "UNIT": False, "ENCODE": "row", "THREADS": 160},
+    {**_COMMON, **_FOUR, "UNIT": False, "ENCODE": "row", "STAGES": 2, "BLOCKS_PER_SM": 4},
+    {**_COMMON, **_FOUR, "UNIT": True, "ENCODE": "none", "STAGES": 2, "BLOCKS_PER_SM": 4},
+    {**_COMMON, **_FOUR, "UNIT": False, "ENCODE": "amax", "STAGES": 3},
+    {**_COMMON, **_ONE, "UNIT": False, "ENCODE": "array", "STAGES": 2, "BLOCKS_PER_SM": 5},
+    {**_COMMON, **_ONE, "UNIT": False, "ENCODE": "scalar", "INPUT": "float16"},
 )

@@ -10,6 +10,7 @@ import pytest
 import nvfp4
 from nvfp4.bench.quantize_kernels import taking
 from nvfp4.driver import current_device
+from nvfp4.plans_tma import WAYS
 from nvfp4.tensor_maps import _maps
 from tests.kernels.test_quantize_tma import (  # noqa: F401
     compare,
@@ -21,13 +22,13 @@ from tests.kernels.test_quantize_tma import (  # noqa: F401
 
 from .card import everything_built, quick_run, run  # noqa: F401
 
-STAGES = pytest.mark.parametrize("stages", [1, 2, 3, 4])
+EVERY_WAY = pytest.mark.parametrize("way", WAYS)
 
 
-@STAGES
+@EVERY_WAY
 @pytest.mark.parametrize("shape", [(1025, 2880), (2048, 7168), (3, 65536 + 32)])
-def test_many_tiles_a_block(run: Any, stages: int, shape: tuple[int, int]) -> None:  # noqa: F811
-    compare(run, values(1, shape), stages)
+def test_many_tiles_a_block(run: Any, way: str, shape: tuple[int, int]) -> None:  # noqa: F811
+    compare(run, values(1, shape), way)
 
 
 def copies(cupy: Any, count: int, shape: tuple[int, int]) -> list[tuple[Any, Any]]:
@@ -48,10 +49,10 @@ def same(cupy: Any, x: Any, q: Any) -> None:
     assert np.array_equal(cupy.asnumpy(q.scales), scales)
 
 
-@STAGES
-def test_a_captured_call_makes_its_maps_outside_of_the_graph(cupy: Any, stages: int) -> None:
+@EVERY_WAY
+def test_a_captured_call_makes_its_maps_outside_of_the_graph(cupy: Any, way: str) -> None:
     (x0, q0), *others = copies(cupy, 4, (300, 2880))
-    with taking(stages):
+    with taking(way):
         # The kernel is built and loaded by this call; the other maps are made in the capture.
         nvfp4.quantize(x0, "nvfp4", out=q0)
         before = len(_maps[current_device()])
@@ -75,7 +76,7 @@ def test_a_captured_call_makes_its_maps_outside_of_the_graph(cupy: Any, stages: 
 
 def test_maps_are_made_once_and_survive_many_others(cupy: Any) -> None:
     ((x, q),) = copies(cupy, 1, (300, 96))
-    with taking(1):
+    with taking("1"):
         nvfp4.quantize(x, "nvfp4", out=q)
         maps = _maps[current_device()]
         count = len(maps)
@@ -95,7 +96,7 @@ def test_two_streams_at_once(cupy: Any) -> None:
     pairs = copies(cupy, 8, (1025, 2880))
     cupy.cuda.runtime.deviceSynchronize()
     streams = [cupy.cuda.Stream(non_blocking=True) for _ in range(2)]
-    with taking(2):
+    with taking("2"):
         for _ in range(5):
             for i, (x, q) in enumerate(pairs):
                 with streams[i % 2]:
@@ -111,7 +112,7 @@ def test_calls_behind_each_other_read_what_the_one_before_wrote(cupy: Any) -> No
     ((x, q),) = copies(cupy, 1, (8192, 2880))
     source = x.view(np.uint16)
     other = cupy.zeros_like(source)
-    with taking(2):
+    with taking("2"):
         for _ in range(20):
             source[...] = other
             nvfp4.quantize(x, "nvfp4", out=q)
