@@ -44,7 +44,7 @@ def run(code: str) -> str:
 
 
 def test_the_readme_has_an_example_for_each_way_to_use_the_package() -> None:
-    assert len(BLOCKS) == 4
+    assert len(BLOCKS) == 5
     for text in BLOCKS:
         ast.parse(text)
         assert len(text.strip().splitlines()) <= 11
@@ -55,6 +55,11 @@ def test_the_numpy_example_runs() -> None:
     repr_, product_error, error = shown.rsplit(" ", 2)
     assert repr_.startswith("QTensor")
     assert 0 < float(error) < 1 < float(product_error) < 60
+
+
+def test_the_example_of_fused_quantisers_runs() -> None:
+    code = block("rmsnorm_quantize")
+    assert run(code + "\nprint(q.shape, q.codes[1].any(), h.dtype)") == "(2, 4, 256) False float32\n"
 
 
 def test_the_cupy_example_runs_with_numpy_in_its_place() -> None:
