@@ -20,9 +20,9 @@ WAYS = {
     "2": (2, 160, 5),
     "3": (3, 160, 3),
     "4": (4, 160, 3),
-    "2 wide": (2, 288, 4),
-    "3 wide": (3, 288, 3),
-    "4 wide": (4, 288, 3),
+    "2w": (2, 288, 4),
+    "3w": (3, 288, 3),
+    "4w": (4, 288, 3),
 }
 #: Processors of the largest card of an architecture: more blocks than are resident do no harm.
 _PROCESSORS = {"sm_90a": 132, "sm_100a": 148, "sm_103a": 160, "sm_120a": 188}

@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+import pathlib
+import pickle
+
 import pytest
 
 from nvfp4 import plans
 from nvfp4.bench import quantize_kernels
 from nvfp4.plans_tma import WAYS
+from nvfp4.program import Program
 
 from .pretended import Card
 
@@ -17,13 +21,39 @@ def test_each_kernel_is_timed_and_checked(
     monkeypatch.setattr(quantize_kernels, "SHAPES", ((3, 96),))
     monkeypatch.setattr(quantize_kernels, "rotations", lambda _: 2)
     monkeypatch.setattr(quantize_kernels, "find_device", Card)
+    monkeypatch.setattr(quantize_kernels, "build_ahead", lambda _: None)
     quantize_kernels.main(["--rounds", "1"])
     lines = capsys.readouterr().out.splitlines()
     # A heading, a copy, and each kernel with and without an encode scale.
     assert len(lines) == 2 + 2 * (1 + len(WAYS))
-    for name in ("stream", *(f"tma {way}" for way in WAYS)):
+    for name in ("stream", *(f"tma-{way}" for way in WAYS)):
         assert sum(f" {name} " in line for line in lines) == 2
     assert plans._TMA == ""
+
+
+def test_everything_is_built_ahead(monkeypatch: pytest.MonkeyPatch, tmp_path: pathlib.Path) -> None:
+    monkeypatch.setenv("NVFP4_CACHE_DIR", str(tmp_path))
+    monkeypatch.setattr(quantize_kernels, "current_device", lambda: 0)
+    monkeypatch.setattr(quantize_kernels.launch, "architecture", lambda _: "sm_90a")
+    monkeypatch.setattr(quantize_kernels, "SHAPES", ((256, 128),))
+    wanted = []
+    monkeypatch.setattr(quantize_kernels, "_build", wanted.append)
+
+    class Pool:
+        def __init__(self, *_: object) -> None: ...
+        def __enter__(self) -> Pool:
+            return self
+
+        def __exit__(self, *_: object) -> None: ...
+        def map(self, _: object, programs: list[Program], arches: list[str]) -> list[None]:
+            wanted.extend(programs)
+            return [None] * len(arches)
+
+    monkeypatch.setattr(quantize_kernels, "ProcessPoolExecutor", Pool)
+    quantize_kernels.build_ahead(["stream", "tma-1", "tma-2w"])
+    names = sorted(one.kernel.name for one in wanted)
+    assert names == 2 * ["quantize_stream"] + 4 * ["quantize_tma"] + ["write_tensor_map"]
+    assert pickle.loads(pickle.dumps(wanted)) == wanted
 
 
 def test_the_choice_ends_with_its_block_whatever_happens() -> None:

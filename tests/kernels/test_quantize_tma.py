@@ -101,7 +101,7 @@ def test_tails_of_rows_and_columns(run: Any, rows: int, columns: int, way: str) 
 
 
 @pytest.mark.parametrize("encode", [0.43, 1e-20, 3e38, "array", "row", "amax"])
-@pytest.mark.parametrize("way", ["1", "3", "2 wide"])
+@pytest.mark.parametrize("way", ["1", "3", "2w"])
 def test_encode_scales(run: Any, way: str, encode: Any) -> None:
     x = np.abs(values(7, (5, 96)))
     x[~np.isfinite(x)] = 1.0
@@ -112,13 +112,13 @@ def test_encode_scales(run: Any, way: str, encode: Any) -> None:
     compare(run, x, way, encode)
 
 
-@pytest.mark.parametrize("way", ["1", "2", "4 wide"])
+@pytest.mark.parametrize("way", ["1", "2", "4w"])
 def test_float16_and_rows_that_lie_apart(run: Any, way: str) -> None:
     compare(run, values(3, (33, 96), np.float16), way, gap=8)
 
 
 @pytest.mark.parametrize("schedule", SCHEDULES)
-@pytest.mark.parametrize("way", ["2", "4", "3 wide"])
+@pytest.mark.parametrize("way", ["2", "4", "3w"])
 def test_rings_go_round_in_any_order(way: str, schedule: Any) -> None:
     stages = WAYS[way][0]
     compare(FewBlocks(schedule=schedule), values(stages, (3, 64 * (2 * stages + 1))), way)
