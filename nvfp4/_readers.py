@@ -42,14 +42,22 @@ def as_array(obj: Any, name: str, *, stream: Any = None) -> Array:
         Not an array, or of a kind that cannot be read (masked, sparse, on neither host nor CUDA
         device).
     ValueError
-        A PyTorch tensor that requires grad while grad mode is on, or a lazily negated one.
+        A PyTorch tensor that requires grad while grad mode is on, or a lazily negated one; an
+        array on a GPU whose address no kernel can read its elements from.
     """
     kind = type(obj)
     reader = _READERS.get(kind)
     if reader is None:
         reader = _reader(obj, name)
         _READERS[kind] = reader
-    return reader(obj, name, stream)
+    array = reader(obj, name, stream)
+    spec = array.spec
+    if spec.device is not None and array.pointer % spec.itemsize:
+        raise ValueError(
+            f"{name} must begin at a multiple of {spec.itemsize} bytes, the size of its elements; "
+            f"its address is {array.pointer:#x}: pass a copy"
+        )
+    return array
 
 
 _Reader = Callable[[Any, str, Any], Array]

@@ -110,6 +110,16 @@ def copied(array: Array) -> Array:
     return arrays.as_array(np.array(arrays.host(array), order="C"), "copy")
 
 
+def _moved(array: Array) -> Array:
+    """A copy of a host array of the same strides, at an address that kernels can read from."""
+    low, high = array.bounds()
+    values = arrays.host(array)
+    offset = array.pointer - low
+    moved = np.ndarray(values.shape, values.dtype, bytearray(high - low), offset, values.strides)
+    moved[...] = values
+    return arrays.as_array(moved, "copy")
+
+
 def copied_or_refused(name: str, array: Array, where: Place) -> Array:
     """Of rows that kernels cannot read: a copy for the simulated machine, an error on a GPU."""
     if where.machine is not None:
@@ -182,6 +192,9 @@ def launch(
         for name, value in buffers.items()
         if isinstance(value, Array) and name != strided and not value.spec.contiguous
     }
+    for name, value in buffers.items():
+        if isinstance(value, Array) and name not in own and value.pointer % value.spec.itemsize:
+            own[name] = _moved(value)
     launcher.run(planned, {**buffers, **own}, stream=0, machine=machine)
     for name in own.keys() & set(outputs):
         arrays.host(buffers[name])[...] = arrays.host(own[name])
