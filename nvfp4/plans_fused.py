@@ -5,6 +5,7 @@ from __future__ import annotations
 import functools
 from typing import Any, NamedTuple
 
+from .architectures import capability
 from .formats import FORMATS
 from .kernels.fused import FUSED
 from .kernels.fused_rows import ROW_STATE
@@ -111,9 +112,10 @@ def fused_quantize(
     }
     matrix = (rows, columns, batches, row_stride, batch_stride)
     common = (format, dtype, matrix, eps)
-    main = _dense_launch(
-        {**options, "RESIDUAL": residual, "HIDDEN": hidden}, *common, scale_layout, encode
-    )
+    # Between the maximum and what becomes of it, nothing starts early.
+    early = capability(arch)[0] >= 9 and encode != "amax"
+    own = {**options, "RESIDUAL": residual, "HIDDEN": hidden}
+    main = _dense_launch(own, *common, scale_layout, encode, early=early)
     if encode != "amax":
         return (main,)
     # What the search for the maximum makes, it makes again.
@@ -136,6 +138,7 @@ def _dense_launch(
     layout: str,
     encode: str,
     task: str = "quantize",
+    early: bool = False,
 ) -> Launch:
     rows, columns, batches, row_stride, batch_stride = matrix
     itemsize = 4 if dtype == "float32" else 2
@@ -162,7 +165,7 @@ def _dense_launch(
         *(units, lines, 0, 0, 0, 0),
     )
     grid = (min(MAX_X, max(1, units)), 1, min(MAX_YZ, max(1, batches)))
-    return Launch(program, grid, plan.block, plan.shared, args)
+    return Launch(program, grid, plan.block, plan.shared, args, programmatic=early)
 
 
 @functools.lru_cache(maxsize=1024)
@@ -263,7 +266,8 @@ def grouped_fused_quantize(
         *(units, _LINES, shift, groups, expert_limit(experts), tiles or 0),
     )
     grid = (min(MAX_X, max(1, units)), 1, 1)
-    return (Launch(program, grid, plan.block, plan.shared, args),)
+    early = capability(arch)[0] >= 9
+    return (Launch(program, grid, plan.block, plan.shared, args, programmatic=early),)
 
 
 def _constants(front: str, format: str, dtype: str, rounding: str, aligned: bool) -> dict[str, Any]:

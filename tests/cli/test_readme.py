@@ -58,8 +58,8 @@ def test_the_numpy_example_runs() -> None:
 
 
 def test_the_example_of_fused_quantisers_runs() -> None:
-    code = block("rmsnorm_quantize")
-    assert run(code + "\nprint(q.shape, q.codes[1].any(), h.dtype)") == "(2, 4, 256) False float32\n"
+    code = block("rmsnorm_quantize") + "\nprint(q.shape, q.codes[1].any(), h.dtype)"
+    assert run(code) == "(2, 4, 256) False float32\n"
 
 
 def test_the_cupy_example_runs_with_numpy_in_its_place() -> None:
