@@ -186,8 +186,8 @@ class Epilogue:
         result; expert is 0 in a dense product. Rows that a grouped product writes as zero do not
         pass through it.
     *arrays : arrays
-        Of float32, int32, int64 or uint8, contiguous, on the device of the operands. The golden
-        model takes float16 and bfloat16 too; kernels do not (UnsupportedError).
+        Of float32, float16, bfloat16, int32, int64 or uint8, contiguous, on the device of the
+        operands; an element of a 16-bit float is read as a float32.
     pair : bool
         Two columns of the product make one of the result, which has N/2.
     halves : bool
@@ -201,7 +201,8 @@ class Epilogue:
     Raises
     ------
     TypeError
-        `fn` is not a Python function, or takes another number of arguments.
+        `fn` is not a Python function, or takes another number of arguments; `pair` or `halves` is
+        no bool.
     ValueError
         `axes` are not of these letters, or not as many as there are arrays.
     """
@@ -225,6 +226,9 @@ class Epilogue:
                 "an epilogue must be a Python function, which can be compiled into a kernel; "
                 f"got {type(fn).__name__}"
             )
+        for name, flag in (("pair", pair), ("halves", halves)):
+            if not isinstance(flag, bool):
+                raise TypeError(f"{name} must be True or False; got {flag!r}")
         own = ("gate", "up") if pair else ("value",)
         names = (*own, "row", "column", "expert")
         code = fn.__code__

@@ -5,6 +5,7 @@ Source of the shapes: sections 1, 4, 5 and 6 of the arithmetic definition.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, ClassVar, NamedTuple, NoReturn
@@ -18,6 +19,7 @@ from .formats import FORMATS, BlockFormat, block_format
 __all__ = ["Parts", "QTensor", "check_scale_bytes", "make"]
 
 _NUMBERS = (int, float, np.integer, np.floating)
+_LARGEST = float(np.finfo(np.float32).max)
 
 
 class Parts(NamedTuple):
@@ -142,7 +144,10 @@ class QTensor:
         if decode_scale is None:
             decode_scale = 1.0
         if isinstance(decode_scale, _NUMBERS) and not isinstance(decode_scale, bool):
-            decode_scale = full((), float(decode_scale), "float32", code_view)
+            number: Any = decode_scale
+            if math.inf > abs(number) > _LARGEST:
+                raise ValueError(f"decode_scale must fit a float32; got {number!r:.40}")
+            decode_scale = full((), float(number), "float32", code_view)
         return cls(
             as_bytes(codes, code_view),
             as_bytes(scales, scale_view),

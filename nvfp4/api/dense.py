@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 from .. import arrays, layouts
 from .._parts import check_dtype, check_option
 from ..arrays import Spec
-from ..formats import FORMATS, SCALE_LAYOUTS, BlockFormat, block_format
+from ..formats import FORMATS, SCALE_LAYOUTS, SCALE_ROUNDINGS, BlockFormat, block_format
 from ..tensor import Parts, QTensor
 from . import _place
 from ._encode import check_rounding, encode_kind, read_encode_scale
@@ -90,6 +90,10 @@ def quantize(
     if out is not None and repeat(again, stream):
         return out
     fmt = block_format(format)
+    if not (isinstance(scale_rounding, str) and isinstance(scale_layout, str)):
+        # Before they key a cache: a list cannot.
+        check_option("scale_rounding", scale_rounding, SCALE_ROUNDINGS)
+        check_option("scale_layout", scale_layout, SCALE_LAYOUTS)
     source = arrays.as_array(x, "x", stream=stream)
     encode = read_encode_scale(encode_scale, stream)
     parts: Parts | None = None

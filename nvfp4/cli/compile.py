@@ -67,14 +67,14 @@ def command(
     jobs: int | None,
     as_json: bool,
 ) -> None:
-    r"""Build kernels and show what was built; no GPU is needed.
+    """Build kernels and show what was built; no GPU is needed.
 
     \b
     nvfp4 compile --list
     nvfp4 compile quantize --arch sm_100a --ptx
     nvfp4 compile --all --json
     nvfp4 compile --shapes shapes.json --arch sm_90a -o cache
-    """
+    """  # noqa: D301 - click must see the control character
     given = [bool(kernel), listing, everything, shapes is not None]
     if sum(given) != 1:
         raise click.UsageError("give one of: KERNEL, --list, --all, --shapes FILE", ctx)

@@ -7,6 +7,7 @@ import contextvars
 import functools
 import os
 import re
+import threading
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -55,7 +56,12 @@ def _make_checks(checks: Any) -> Checks:
         return Checks(checks, checks, checks)
     if isinstance(checks, str):
         checks = (checks,)
-    names = set(checks)
+    try:
+        names = set(checks)
+    except TypeError:
+        raise TypeError(
+            f"`checks` must be a bool or some of {', '.join(CHECKS)}; got {checks!r}"
+        ) from None
     if not names <= set(CHECKS):
         raise ValueError(
             f"`checks` must be a bool or some of {', '.join(CHECKS)}; got {sorted(names)}"
@@ -99,6 +105,7 @@ class Machine:
         self.trace = Trace() if trace is True else (trace or None)
         self.spin_limit = 20_000
         self.launch: Launch | None = None
+        self._free = threading.Lock()
 
     @property
     def shared_limit(self) -> int:
@@ -159,15 +166,15 @@ class Machine:
             raise UnsupportedError(
                 f"the simulated machine has no clusters; got `cluster` {tuple(cluster)}"
             )
-        if self.launch is not None:
+        if running_thread() is not None:
             raise RuntimeError("the simulated machine is running a kernel already")
-        launch = Launch(self, function, grid_dim, block_dim, shared_bytes, args, name)
-        self.launch = launch
-        try:
-            with breakpoints():
-                launch.run()
-        finally:
-            self.launch = None
+        with self._free:  # threads of the host that share a machine take turns
+            self.launch = Launch(self, function, grid_dim, block_dim, shared_bytes, args, name)
+            try:
+                with breakpoints():
+                    self.launch.run()
+            finally:
+                self.launch = None
 
     # For models ----------------------------------------------------------------------------------
 
@@ -236,6 +243,8 @@ def simulate(
     ValueError, TypeError
         An argument outside of what is allowed.
     """
+    if not isinstance(trace, (bool, str, os.PathLike, type(None))):
+        raise TypeError(f"`trace` must be a bool or a path; got {trace!r}")
     wanted = trace is not None and trace is not False
     machine = Machine(arch, schedule, checks, wanted)
     token = _machine.set(machine)

@@ -30,6 +30,24 @@ def says(error: type[Exception], *parts: str) -> Any:
     return pytest.raises(error, match="".join(f"(?=.*{part})" for part in parts))
 
 
+@pytest.mark.parametrize("option", ["scale_rounding", "scale_layout"])
+def test_an_option_that_is_a_list_is_refused_by_its_name(option: str) -> None:
+    with says(TypeError, option, "must be one of"):
+        nvfp4.quantize(X, "mxfp4", **{option: ["rceil"]})
+
+
+@pytest.mark.parametrize("number", [1e39, -(10**400)])
+def test_a_decode_scale_beyond_float32_is_refused(number: float) -> None:
+    with says(ValueError, "decode_scale must fit a float32"):
+        nvfp4.QTensor.from_parts(B.codes, B.scales, "nvfp4", decode_scale=number)
+
+
+@pytest.mark.parametrize("flag", ["pair", "halves"])
+def test_a_flag_of_an_epilogue_is_a_bool(flag: str) -> None:
+    with says(TypeError, f"{flag} must be True or False", "'interleaved'"):
+        nvfp4.Epilogue(lambda value, row, column, expert: value, **{flag: "interleaved"})
+
+
 # --- shapes and formats ---------------------------------------------------------------------------
 
 

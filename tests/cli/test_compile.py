@@ -48,6 +48,12 @@ def run(*arguments: str, code: int = 0) -> Result:
     return result
 
 
+def test_help_shows_each_example_on_a_line_of_its_own() -> None:
+    shown = [line.strip() for line in run("--help").output.splitlines()]
+    assert "nvfp4 compile --list" in shown
+    assert "nvfp4 compile --all --json" in shown
+
+
 # What there is ------------------------------------------------------------------------------------
 
 
