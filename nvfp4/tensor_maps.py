@@ -81,7 +81,7 @@ class DeviceMaps:
         cuda = _driver.driver()
         kind = cuda.CUstream_flags.CU_STREAM_NON_BLOCKING
         with on_device(ordinal), uncaptured(cuda):
-            self._stream = check(cuda.cuStreamCreate(kind), "making a stream for tensor maps")
+            self._stream = check(cuda.cuStreamCreate(int(kind)), "making a stream for tensor maps")
             # Here already, so that a capture that comes later finds memory.
             self._more()
 

@@ -55,7 +55,13 @@ from ..ptx.memory import (
     st_shared_u32,
     st_shared_v4_u32,
 )
-from ..ptx.tma import fence_tensormap_acquire, tma_load_2d, tma_store_2d, tma_store_4d
+from ..ptx.tma import (
+    fence_tensormap_acquire,
+    prefetch_tensormap,
+    tma_load_2d,
+    tma_store_2d,
+    tma_store_4d,
+)
 from ..ptx.warp import elect, syncwarp
 from .elements import encode_e2m1x8
 from .quantize_stream import encode_factors
@@ -198,7 +204,7 @@ def quantize_tma(
             step,
         )
     elif leader:
-        fence_tensormap_acquire(ptr_address(x_map, 0))
+        ready(x_map)
         griddepcontrol_wait()
         while lt_u32(tile, tiles):
             down = shr_u32(mulhi_u32(tile, magic), shift)
@@ -214,6 +220,12 @@ def quantize_tma(
                 stage = zero
                 parity = xor_u32(parity, 1)
             tile = add_u32(tile, step)
+
+
+def ready(tensor_map):
+    """See a map as it was written, and bring it ahead: the acquire drops it from its cache."""
+    fence_tensormap_acquire(ptr_address(tensor_map, 0))
+    prefetch_tensormap(ptr_address(tensor_map, 0))
 
 
 def read(empty, stage, leader):
@@ -250,8 +262,8 @@ def worker(
     turn = zero
     stores = lt_u32(thread, 32) & leader
     if stores:
-        fence_tensormap_acquire(ptr_address(codes_map, 0))
-        fence_tensormap_acquire(ptr_address(scales_map, 0))
+        ready(codes_map)
+        ready(scales_map)
     griddepcontrol_wait()
     if ENCODE != "row":
         c, r = encode_factors(encode_scale, encode_number, decode_scale, 0, 0)
