@@ -335,6 +335,7 @@ SLOW_VARIANTS = {
         {**_PLAIN, **_MXFP4, "FRONT": "plain", "COUNTS": "int32"},
         {**_PLAIN, **_NVFP4, "FRONT": "gpt-oss", "HALVES": "interleaved"},
         {**_PLAIN, **_NVFP4, "FRONT": "silu", "TASK": "amax"},
+        {**_PLAIN, **_NVFP4, **_NORM, "PER": 4, "THREADS": 128},
         {**_PLAIN, **_NVFP4, **_NORM, "HOLD": "shared", "UNIT": False, "ENCODE": "row_amax"},
         {
             **{**_PLAIN, **_NVFP4, **_NORM, "HOLD": "reread", "RESIDUAL": "out", "HIDDEN": True},
