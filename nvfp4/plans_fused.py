@@ -318,7 +318,7 @@ def _plan_rows(
     threads = across * high
     # Registers for what waits, and for what belongs to a range: less threads at a time.
     held = per * words
-    resident = 512 if held > 24 else 640 if options["RANGES"] else 768 if held > 16 else 1024
+    resident = 512 if per > 3 else 640 if options["RANGES"] else 768 if held > 16 else 1024
     constants = {
         "HOLD": hold,
         "PER": per,
