@@ -148,7 +148,7 @@ def device_info(ordinal: int) -> DeviceInfo:
 
     return DeviceInfo(
         ordinal,
-        check(cuda.cuDeviceGetName(128, device), f"asking device {ordinal}").rstrip(b"\0").decode(),
+        _text(check(cuda.cuDeviceGetName(128, device), f"asking device {ordinal}")),
         (attribute("COMPUTE_CAPABILITY_MAJOR"), attribute("COMPUTE_CAPABILITY_MINOR")),
         attribute("MULTIPROCESSOR_COUNT"),
         attribute("MAX_SHARED_MEMORY_PER_BLOCK_OPTIN"),
@@ -364,3 +364,8 @@ class LaunchConfig(ctypes.Structure):
         ("attributes", ctypes.c_void_p),
         ("count", ctypes.c_uint),
     )
+
+
+def _text(padded: bytes) -> str:
+    """What stands before the first zero byte."""
+    return padded.partition(b"\0")[0].decode().strip()

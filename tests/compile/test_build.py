@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import dataclasses
 import re
 import subprocess
 from pathlib import Path
@@ -166,7 +167,15 @@ def test_registers_that_disagree_with_the_report_are_refused() -> None:
     with pytest.raises(CubinError, match=rf"{binary.registers} registers .* assembler 99 and 0"):
         read_cubin(binary.label, "sm_80", binary.cubin, wrong)
     with pytest.raises(CubinError, match="not understood"):
-        read_cubin(binary.label, "sm_80", binary.cubin, "")
+        read_cubin(binary.label, "sm_80", binary.cubin, "ptxas info : something else")
+
+
+def test_without_a_report_the_cubin_alone_counts() -> None:
+    """The linker of CUDA 13.0 gave none for kernels that the same machine had linked before."""
+    for arch in ("sm_80", "sm_90a"):
+        binary = compiler.inspect(REVERSE.program(), arch)[0]
+        alone = read_cubin(binary.label, arch, binary.cubin, "")
+        assert alone == dataclasses.replace(binary, log=(), compilers=alone.compilers)
 
 
 def test_a_missing_disassembler_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
