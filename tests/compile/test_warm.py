@@ -33,6 +33,24 @@ def test_every_call_is_a_public_function_or_method() -> None:
         assert hasattr(nvfp4, name) or hasattr(nvfp4.QTensor, name) or name == "prepare_weights"
 
 
+def test_prepared_weights_are_refused_while_there_is_no_such_function() -> None:
+    assert not hasattr(nvfp4, "prepare_weights")
+    for call in (
+        {"call": "prepare_weights", "format": "nvfp4", "shape": [256, 64]},
+        {
+            "call": "matmul",
+            "a": "bfloat16",
+            "b": "nvfp4",
+            "m": 1,
+            "n": 8,
+            "k": 64,
+            "prepared": True,
+        },
+    ):
+        with pytest.raises(nvfp4.UnsupportedError, match="prepare_weights"):
+            labels(call)
+
+
 @pytest.mark.parametrize("encode", [None, 2.0, "array", "amax", "row_amax"], ids=str)
 @pytest.mark.parametrize("format", ["nvfp4", "mxfp4"])
 def test_what_is_built_is_what_the_call_launches(
