@@ -175,6 +175,7 @@ HOSTILE = {
     "beyond the rows": [0, 4, 900, 2000],
     "negative": [0, -5, 3, 6],
     "not from 0": [2, 4, 4, 9],
+    "nothing at both ends": [2, 4, 4, 6],
     "all beyond": [50, 60, 70, 80],
     "nothing but negative": [-4, -3, -2, -1],
     "wild": [7, -(2**31), 2**31 - 1, 3],
