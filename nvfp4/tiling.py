@@ -92,7 +92,7 @@ def check_rows(rows: int) -> None:
 
 def expert_limit(experts: int | None) -> int:
     """The number below which ids of experts count; None: any id from 0 on does."""
-    return (1 << 62) if experts is None else experts
+    return (1 << 63) - 1 if experts is None else experts
 
 
 def index_constants(
