@@ -12,6 +12,7 @@ import cProfile
 import functools
 import importlib.util
 import pstats
+import sys
 import timeit
 from collections.abc import Callable
 from types import SimpleNamespace
@@ -140,11 +141,13 @@ def microseconds(call: Callable[[], Any], wait: Callable[[], Any]) -> float:
 
 
 def pretend() -> dict[str, Callable[[], Library]]:
-    """No card: a driver whose calls do nothing, and CuPy over host memory."""
-    import cupy
-
+    """No card: a driver whose calls do nothing, and a stub of CuPy over host memory."""
     from nvfp4 import driver, launch
+    from tests.api import stubs
     from tests.compile.fake_driver import FakeDriver
+
+    cupy = stubs.Cupy()
+    sys.modules["cupy"] = cupy
 
     fake = FakeDriver()
     fake.stack.append(0)
@@ -161,8 +164,7 @@ def pretend() -> dict[str, Callable[[], Library]]:
         memory = np.zeros(x.nbytes + 256, np.uint8)
         skip = -memory.ctypes.data % 256
         memory[skip : skip + x.nbytes] = x.reshape(-1).view(np.uint8)
-        owned = cupy.cuda.UnownedMemory(memory.ctypes.data + skip, x.nbytes, memory, 0)
-        return cupy.ndarray(x.shape, x.dtype, memptr=cupy.cuda.MemoryPointer(owned, 0))
+        return stubs.CupyArray(np.ndarray(x.shape, x.dtype, memory, skip))
 
     return {"cupy": lambda: Library(there, lambda: None)}
 
@@ -175,7 +177,7 @@ def main() -> None:
     options = parser.parse_args()
     makers = pretend() if options.pretend else LIBRARIES
     for name, make in makers.items():
-        if importlib.util.find_spec(name) is None:
+        if not options.pretend and importlib.util.find_spec(name) is None:
             continue
         library = make()
         for label, call in public_calls(library).items():

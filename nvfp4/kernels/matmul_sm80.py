@@ -629,7 +629,9 @@ _HERE = {
 def matmul_sm80_kernel(arrays: tuple[str, ...] = ()) -> Kernel:
     """The dense kernel for an epilogue with arrays of these dtypes."""
     like = matmul_kernel(arrays)
-    return Kernel("matmul_sm80", matmul_sm80, like.parameters, _HERE, threads=THREADS)
+    return Kernel(
+        "matmul_sm80", matmul_sm80, like.parameters, _HERE, threads=THREADS, blocks_per_sm=2
+    )
 
 
 @functools.cache
@@ -638,7 +640,12 @@ def grouped_matmul_sm80_kernel(arrays: tuple[str, ...] = ()) -> Kernel:
     like = grouped_matmul_kernel(arrays)
     constants = {**like.constants, **_HERE, "STARTS": ("none",)}
     return Kernel(
-        "grouped_matmul_sm80", grouped_matmul_sm80, like.parameters, constants, threads=THREADS
+        "grouped_matmul_sm80",
+        grouped_matmul_sm80,
+        like.parameters,
+        constants,
+        threads=THREADS,
+        blocks_per_sm=2,
     )
 
 
