@@ -70,11 +70,20 @@ def row_of_b(tile_row, first_column, columns):
         return first_column + tile_row
 
 
-def store_two(out, row, at, n, columns, c, d, factor, b_decode, expert, e0, e1, e2, e3):
-    """Store two neighbouring columns of the product, from column `n` of a tile on, or their pair.
+def first_row_of(c0, c1, c2, c3):
+    """What a thread has of the first of its two rows of 16: pairs of neighbouring columns."""
+    return (c0[0], c0[1], c1[0], c1[1], c2[0], c2[1], c3[0], c3[1])
 
-    `at` is the first element of the row of the result, `row` its number.
-    """
+
+def second_row_of(c0, c1, c2, c3):
+    """The same of the second row, 8 further on."""
+    return (c0[2], c0[3], c1[2], c1[3], c2[2], c2[3], c3[2], c3[3])
+
+
+def store_two(to, row, width, n, columns, expert, c, d, factor):
+    """Store two neighbouring columns of the product, from column `n` on, or what the pair makes."""
+    out, b_decode, e0, e1, e2, e3 = to
+    at = row * width
     if PAIR == "none":
         if n < columns:
             v = mul_rn(c, mul_rn(factor, decode_of_b(b_decode, expert, n, columns)))
@@ -86,10 +95,10 @@ def store_two(out, row, at, n, columns, c, d, factor, b_decode, expert, e0, e1, 
             store_one(out, at + n + 1, v)
     else:
         column = n // 2
-        if column < columns // 2:
+        if column < width:
             if PAIR == "halves":
                 gate_row = column
-                up_row = column + columns // 2
+                up_row = column + width
             else:
                 gate_row = n
                 up_row = n + 1
@@ -99,32 +108,20 @@ def store_two(out, row, at, n, columns, c, d, factor, b_decode, expert, e0, e1, 
             store_one(out, at + column, v)
 
 
-def store_row(
-    out, row, at, n, columns, i: int, c0, c1, c2, c3, factor, b_decode, expert, e0, e1, e2, e3
-):
-    """Store one of the two rows that a thread has of 16: elements 0, 1 or 2, 3 of four sums."""
-    if i == 0:
-        store_two(out, row, at, n, columns, c0[0], c0[1], factor, b_decode, expert, e0, e1, e2, e3)
-        store_two(
-            out, row, at, n + 8, columns, c1[0], c1[1], factor, b_decode, expert, e0, e1, e2, e3
-        )
-        store_two(
-            out, row, at, n + 16, columns, c2[0], c2[1], factor, b_decode, expert, e0, e1, e2, e3
-        )
-        store_two(
-            out, row, at, n + 24, columns, c3[0], c3[1], factor, b_decode, expert, e0, e1, e2, e3
-        )
-    else:
-        store_two(out, row, at, n, columns, c0[2], c0[3], factor, b_decode, expert, e0, e1, e2, e3)
-        store_two(
-            out, row, at, n + 8, columns, c1[2], c1[3], factor, b_decode, expert, e0, e1, e2, e3
-        )
-        store_two(
-            out, row, at, n + 16, columns, c2[2], c2[3], factor, b_decode, expert, e0, e1, e2, e3
-        )
-        store_two(
-            out, row, at, n + 24, columns, c3[2], c3[3], factor, b_decode, expert, e0, e1, e2, e3
-        )
+def store_row(to, row, width, n, columns, expert, v, factor):
+    """Store a row of a thread: four pairs of columns that lie 8 apart."""
+    store_two(to, row, width, n, columns, expert, v[0], v[1], factor)
+    store_two(to, row, width, n + 8, columns, expert, v[2], v[3], factor)
+    store_two(to, row, width, n + 16, columns, expert, v[4], v[5], factor)
+    store_two(to, row, width, n + 24, columns, expert, v[6], v[7], factor)
+
+
+def store_dense_row(to, row, rows, width, n, columns, v, factors):
+    """Store a row of a dense product."""
+    if row < rows:
+        alpha, alpha_number, a_decode = factors
+        factor = factor_of_row(alpha, alpha_number, a_decode, 0, row, 0)
+        store_row(to, row, width, n, columns, 0, v, factor)
 
 
 def row_bytes(units):
@@ -209,157 +206,35 @@ def matmul_sm80(
     warp = thread // 32
     row = first_row + (warp // 2) * 32 + lane // 4
     n = first_column + (warp % 2) * 32 + (lane % 4) * 2
-    if row < rows:
-        factor = factor_of_row(alpha, alpha_number, a_decode, 0, row, 0)
-        store_row(
-            out,
-            row,
-            row * width,
-            n,
-            columns,
-            0,
-            c0,
-            c1,
-            c2,
-            c3,
-            factor,
-            b_decode,
-            0,
-            e0,
-            e1,
-            e2,
-            e3,
-        )
-    row += 8
-    if row < rows:
-        factor = factor_of_row(alpha, alpha_number, a_decode, 0, row, 0)
-        store_row(
-            out,
-            row,
-            row * width,
-            n,
-            columns,
-            1,
-            c0,
-            c1,
-            c2,
-            c3,
-            factor,
-            b_decode,
-            0,
-            e0,
-            e1,
-            e2,
-            e3,
-        )
-    row += 8
-    if row < rows:
-        factor = factor_of_row(alpha, alpha_number, a_decode, 0, row, 0)
-        store_row(
-            out,
-            row,
-            row * width,
-            n,
-            columns,
-            0,
-            c4,
-            c5,
-            c6,
-            c7,
-            factor,
-            b_decode,
-            0,
-            e0,
-            e1,
-            e2,
-            e3,
-        )
-    row += 8
-    if row < rows:
-        factor = factor_of_row(alpha, alpha_number, a_decode, 0, row, 0)
-        store_row(
-            out,
-            row,
-            row * width,
-            n,
-            columns,
-            1,
-            c4,
-            c5,
-            c6,
-            c7,
-            factor,
-            b_decode,
-            0,
-            e0,
-            e1,
-            e2,
-            e3,
-        )
+    to = (out, b_decode, e0, e1, e2, e3)
+    factors = (alpha, alpha_number, a_decode)
+    v = first_row_of(c0, c1, c2, c3)
+    store_dense_row(to, row, rows, width, n, columns, v, factors)
+    v = second_row_of(c0, c1, c2, c3)
+    store_dense_row(to, row + 8, rows, width, n, columns, v, factors)
+    v = first_row_of(c4, c5, c6, c7)
+    store_dense_row(to, row + 16, rows, width, n, columns, v, factors)
+    v = second_row_of(c4, c5, c6, c7)
+    store_dense_row(to, row + 24, rows, width, n, columns, v, factors)
 
 
-def grouped_row(
-    out,
-    local,
-    first,
-    count,
-    unowned,
-    head,
-    tail,
-    rows,
-    row_indices,
-    input_rows,
-    expert,
-    owner,
-    alpha,
-    alpha_number,
-    a_decode,
-    width,
-    n,
-    columns,
-    i: int,
-    c0,
-    c1,
-    c2,
-    c3,
-    b_decode,
-    e0,
-    e1,
-    e2,
-    e3,
-):
+def store_grouped_row(to, local, rows_of_tile, row_indices, width, n, columns, v, factors):
     """Store a row of a range; zeros where it has no source."""
+    first, count, owner, expert, head, tail, rows, input_rows = rows_of_tile
     if local < count:
         row = first + local
-        if unowned:
+        if owner < 0:
             row = row_of_none(row, head, tail)
         if row < rows:
             source = -1
             if expert >= 0:
                 source = source_row(row_indices, row, input_rows)
             if source >= 0:
+                alpha, alpha_number, a_decode = factors
                 factor = factor_of_row(alpha, alpha_number, a_decode, expert, source, owner)
-                store_row(
-                    out,
-                    row,
-                    row * width,
-                    n,
-                    columns,
-                    i,
-                    c0,
-                    c1,
-                    c2,
-                    c3,
-                    factor,
-                    b_decode,
-                    expert,
-                    e0,
-                    e1,
-                    e2,
-                    e3,
-                )
+                store_row(to, row, width, n, columns, expert, v, factor)
             else:
-                zero_row(out, row * width, n, columns, width)
+                zero_row(to[0], row * width, n, columns, width)
 
 
 def zero_row(out, at, n, columns, width):
@@ -493,127 +368,17 @@ def grouped_matmul_sm80(
     warp = thread // 32
     local = (warp // 2) * 32 + lane // 4
     n = first_column + (warp % 2) * 32 + (lane % 4) * 2
-    unowned = owner < 0
-    grouped_row(
-        out,
-        local,
-        first,
-        count,
-        unowned,
-        head,
-        tail,
-        rows,
-        row_indices,
-        input_rows,
-        expert,
-        owner,
-        alpha,
-        alpha_number,
-        a_decode,
-        width,
-        n,
-        columns,
-        0,
-        c0,
-        c1,
-        c2,
-        c3,
-        b_decode,
-        e0,
-        e1,
-        e2,
-        e3,
-    )
-    grouped_row(
-        out,
-        local + 8,
-        first,
-        count,
-        unowned,
-        head,
-        tail,
-        rows,
-        row_indices,
-        input_rows,
-        expert,
-        owner,
-        alpha,
-        alpha_number,
-        a_decode,
-        width,
-        n,
-        columns,
-        1,
-        c0,
-        c1,
-        c2,
-        c3,
-        b_decode,
-        e0,
-        e1,
-        e2,
-        e3,
-    )
-    grouped_row(
-        out,
-        local + 16,
-        first,
-        count,
-        unowned,
-        head,
-        tail,
-        rows,
-        row_indices,
-        input_rows,
-        expert,
-        owner,
-        alpha,
-        alpha_number,
-        a_decode,
-        width,
-        n,
-        columns,
-        0,
-        c4,
-        c5,
-        c6,
-        c7,
-        b_decode,
-        e0,
-        e1,
-        e2,
-        e3,
-    )
-    grouped_row(
-        out,
-        local + 24,
-        first,
-        count,
-        unowned,
-        head,
-        tail,
-        rows,
-        row_indices,
-        input_rows,
-        expert,
-        owner,
-        alpha,
-        alpha_number,
-        a_decode,
-        width,
-        n,
-        columns,
-        1,
-        c4,
-        c5,
-        c6,
-        c7,
-        b_decode,
-        e0,
-        e1,
-        e2,
-        e3,
-    )
+    to = (out, b_decode, e0, e1, e2, e3)
+    factors = (alpha, alpha_number, a_decode)
+    of_tile = (first, count, owner, expert, head, tail, rows, input_rows)
+    v = first_row_of(c0, c1, c2, c3)
+    store_grouped_row(to, local, of_tile, row_indices, width, n, columns, v, factors)
+    v = second_row_of(c0, c1, c2, c3)
+    store_grouped_row(to, local + 8, of_tile, row_indices, width, n, columns, v, factors)
+    v = first_row_of(c4, c5, c6, c7)
+    store_grouped_row(to, local + 16, of_tile, row_indices, width, n, columns, v, factors)
+    v = second_row_of(c4, c5, c6, c7)
+    store_grouped_row(to, local + 24, of_tile, row_indices, width, n, columns, v, factors)
 
 
 # Kernels -----------------------------------------------------------------------------------------
