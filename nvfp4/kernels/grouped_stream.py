@@ -79,7 +79,6 @@ ONE = np.float32(1.0)
 WARP = 0xFFFFFFFF
 THREADS = 128
 CHUNK = 64  # pieces that a block takes of a row
-MOST_RANGES = 1024
 
 
 def offset_at(row_offsets, i):
