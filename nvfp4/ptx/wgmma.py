@@ -145,13 +145,15 @@ def _wgmma_zeros(builder, ir, arguments, count):
 def _lower_product(target, kind, from_registers):
     """Operands: accumulators, A (four registers or a descriptor), B's descriptor, accumulate."""
     depth = 32 if kind in ("e4m3", "e5m2") else 16
+    # The name alone: what a lowering holds is part of the cache's key, which asks for lowerings.
+    name = target.name
 
     def build(builder, ir, arguments):
         size_a = 4 if from_registers else 1
         count = len(arguments) - size_a - 2
         if count % 4 or not 4 <= count <= 128:
             raise ValueError(
-                f"{target.name}: a product has 4 to 128 accumulators, a multiple of 4; got {count}"
+                f"{name}: a product has 4 to 128 accumulators, a multiple of 4; got {count}"
             )
         first = 2 * count
         a = lower.registers(first, 4) if from_registers else f"${first}"

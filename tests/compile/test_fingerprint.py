@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import importlib
 import importlib.util
 import subprocess
 import sys
@@ -14,6 +15,7 @@ from nvfp4 import fingerprint
 from nvfp4.architectures import ARCHITECTURES
 from nvfp4.fingerprint import source_key
 from nvfp4.program import Kernel, Program
+from nvfp4.ptx.instruction import Instruction
 
 from .programs import MULTIPLY, program
 
@@ -278,3 +280,17 @@ def test_a_recursive_function_has_a_digest() -> None:
         return function
 
     assert key(outer()) == key(outer())
+
+
+def test_every_instruction_has_a_key() -> None:
+    """A lowering that holds its own instruction would never end."""
+    families = (path.stem for path in (ROOT / "nvfp4" / "ptx").glob("*.py"))
+    found = {
+        value
+        for family in families
+        for value in vars(importlib.import_module(f"nvfp4.ptx.{family}")).values()
+        if isinstance(value, Instruction)
+    }
+    assert len(found) > 150
+    for one in found:
+        assert fingerprint._instruction(one)

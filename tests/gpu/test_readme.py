@@ -50,7 +50,7 @@ def test_an_example_gives_what_the_golden_model_gives(library: str, check: str) 
         capture_output=True,
         text=True,
         cwd=ROOT,
-        env={**os.environ, "PYTHONPATH": str(ROOT)},
+        env={**os.environ, "PYTHONPATH": os.pathsep.join([str(ROOT), *filter(None, sys.path)])},
         timeout=300,
     )
     assert result.returncode == 0, result.stderr

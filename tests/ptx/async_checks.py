@@ -108,7 +108,8 @@ def check_tensor_tile(place: Place, swizzle: int, x: int, y: int) -> None:
     out = place.array(np.full(512, POISON, np.uint32))
     buffers = {"maps": place.maps(*made), "out": out, "source": source, "target": target}
     names = ("maps", "out", "source", "target")
-    place.run(TENSOR_TILE.program(), 32, 1024 + 2048, buffers, *names, x, y)
+    to = max(x, 0), max(y + 1, 0)  # stores have no negative coordinates
+    place.run(TENSOR_TILE.program(), 32, 1024 + 2048, buffers, *names, x, y, *to)
     rows, columns = box[1], box[0]
     whole = np.zeros((rows, columns), np.uint32)
     for row in range(rows):
@@ -127,8 +128,8 @@ def check_tensor_tile(place: Place, swizzle: int, x: int, y: int) -> None:
     want = other.copy()
     for row in range(rows):
         for column in range(columns):
-            if 0 <= y + 1 + row < 21 and 0 <= x + column < 40:
-                want[y + 1 + row, x + column] = whole[row, column]
+            if to[1] + row < 21 and to[0] + column < 40:
+                want[to[1] + row, to[0] + column] = whole[row, column]
     assert np.array_equal(place.host(target), want)
 
 

@@ -177,8 +177,8 @@ COPY_LINES = Kernel("copy_lines", copy_lines, ("u32*", "u32*", "i64"), threads=6
 # Tensor copies -----------------------------------------------------------------------------------
 
 
-def tensor_tile(maps, out, source, target, x, y):
-    """Copy a box to `out` as it lies in shared memory, and to `target` one row further.
+def tensor_tile(maps, out, source, target, x, y, to_x, to_y):
+    """Copy a box to `out` as it lies in shared memory, and to a place of `target`.
 
     The tensors are arguments so that the simulated machine knows their memory.
     """
@@ -201,7 +201,7 @@ def tensor_tile(maps, out, source, target, x, y):
     for row in range(16):
         out[32 * row + thread] = ld_shared_u32(tile + 128 * row + 4 * thread)
     if leader:
-        tma_store_2d(store_map, x, y + 1, tile)
+        tma_store_2d(store_map, to_x, to_y, tile)
         bulk_commit_group()
         bulk_wait_group(0)
 
@@ -209,7 +209,7 @@ def tensor_tile(maps, out, source, target, x, y):
 TENSOR_TILE = Kernel(
     "tensor_tile",
     tensor_tile,
-    ("u64*", "u32*", "u32*", "u32*", "i32", "i32"),
+    ("u64*", "u32*", "u32*", "u32*", "i32", "i32", "i32", "i32"),
     min_cc=(9, 0),
     threads=32,
 )

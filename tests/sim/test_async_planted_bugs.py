@@ -754,6 +754,25 @@ def reads_a_tile_before_its_wait(x, out, maps):
     out[i] = ld_shared_u32(data + 4 * i)  # here
 
 
+@plant(sim.InvalidOperand, "begins 8 bytes from the start of a row", block=1)
+def loads_a_tile_from_the_middle_of_16_bytes(x, out, maps):
+    bar, data, _ = begin()
+    fence_tensormap_acquire(ptr_address(maps, 0))
+    mbarrier_arrive_expect_tx(bar, 1024)
+    tma_load_2d(data, ptr_address(maps, 0), 2 if BUG else 4, 0, bar)  # here
+    mbarrier_wait_parity(bar, 0)
+
+
+@plant(sim.InvalidOperand, "coordinates must not be negative", block=1)
+def stores_a_tile_before_the_first_row(x, out, maps):
+    bar, data, _ = begin()
+    tile(maps, bar, data)
+    mbarrier_wait_parity(bar, 0)
+    tma_store_2d(ptr_address(maps, 0), 0, -1 if BUG else 0, data)  # here
+    bulk_commit_group()
+    bulk_wait_group(0)
+
+
 @plant(sim.MissingFence, "the tensor store touches")
 def stores_a_tile_without_a_proxy_fence(x, out, maps):
     _, data, i = begin()
