@@ -240,8 +240,8 @@ def check_ranks(place: Place, rank: int) -> None:
     place.run(TENSOR_COPY.program(RANK=rank), 1, 1024 + 2048, buffers, *buffers)
     want = np.full(shape, POISON, np.uint64)
     part = tuple(
-        slice(1 + at, min(1 + at + extent, whole))
-        for at, (extent, whole) in enumerate(zip(box, extents, strict=True))
+        slice(start, min(start + extent, whole))
+        for start, extent, whole in zip((2, 2, 3, 4, 5), box, extents)
     )[::-1]
     want[part] = words[part]
     assert np.array_equal(place.host(target), want)

@@ -216,7 +216,7 @@ TENSOR_TILE = Kernel(
 
 
 def tensor_copy(maps, source, target):
-    """A box at 1, 2, .. of a tensor to the same place of another, by copies of RANK dimensions."""
+    """A box at 2, 2, 3, .. of a tensor to the same place of another, by copies of RANK dimensions."""
     bar = shared_base()
     tile = bar + 1024
     load_map = ptr_address(maps, 0)
@@ -228,22 +228,22 @@ def tensor_copy(maps, source, target):
     fence_mbarrier_init()
     mbarrier_arrive_expect_tx(bar, 2048)
     if RANK == 1:
-        tma_load_1d(tile, load_map, 1, bar)
+        tma_load_1d(tile, load_map, 2, bar)
     elif RANK == 3:
-        tma_load_3d(tile, load_map, 1, 2, 3, bar)
+        tma_load_3d(tile, load_map, 2, 2, 3, bar)
     elif RANK == 4:
-        tma_load_4d(tile, load_map, 1, 2, 3, 4, bar)
+        tma_load_4d(tile, load_map, 2, 2, 3, 4, bar)
     else:
-        tma_load_5d(tile, load_map, 1, 2, 3, 4, 5, bar)
+        tma_load_5d(tile, load_map, 2, 2, 3, 4, 5, bar)
     mbarrier_wait_parity(bar, 0)
     if RANK == 1:
-        tma_store_1d(store_map, 1, tile)
+        tma_store_1d(store_map, 2, tile)
     elif RANK == 3:
-        tma_store_3d(store_map, 1, 2, 3, tile)
+        tma_store_3d(store_map, 2, 2, 3, tile)
     elif RANK == 4:
-        tma_store_4d(store_map, 1, 2, 3, 4, tile)
+        tma_store_4d(store_map, 2, 2, 3, 4, tile)
     else:
-        tma_store_5d(store_map, 1, 2, 3, 4, 5, tile)
+        tma_store_5d(store_map, 2, 2, 3, 4, 5, tile)
     bulk_commit_group()
     bulk_wait_group(0)
 
