@@ -182,16 +182,27 @@ def _half_pointer(name: str) -> Any:
     return _half_pointer_class()(name)
 
 
-def intrinsic_of(instruction: Instruction, cc: tuple[int, int]) -> Any:
+def intrinsic_of(
+    instruction: Instruction, cc: tuple[int, int], release: tuple[int, int] | None = None
+) -> Any:
     """The instruction as a Numba intrinsic for compute capability `cc`.
+
+    `release` is the CUDA release of the compilers, None: new enough.
 
     Raises
     ------
     ToolchainError
-        The instruction has no lowering for this architecture.
+        The instruction has no lowering for this architecture, or these compilers do not know it.
     """
-    lowering = instruction.lowering_for(cc)
+    lowering = instruction.lowering_for(cc, release)
     if lowering is None:
+        newer = instruction.lowering_for(cc)
+        if newer is not None and release is not None:
+            raise ToolchainError(
+                "instruction {} needs NVVM and nvJitLink of CUDA {}.{} or newer; got {}.{}".format(
+                    instruction.name, *newer.min_release, *release
+                )
+            )
         needed = min(low.min_cc for low in instruction.lowerings) if instruction.lowerings else None
         raise ToolchainError(
             f"instruction {instruction.name} has no lowering for compute capability "

@@ -31,7 +31,9 @@ __all__ = ["source_key"]
 
 _PACKAGE = Path(__file__).resolve().parent
 # Everything through which a body goes on its way to a cubin.
-_COMPILING = ("_numba.py", "architectures.py", "compile.py", "cubin.py", "program.py")
+_COMPILING = (
+    "_numba.py", "architectures.py", "compile.py", "cubin.py", "program.py", "toolchain.py",
+)  # fmt: skip
 
 
 def source_key(program: Program, arch: str) -> str:
@@ -160,7 +162,8 @@ def _instruction(instruction: Instruction) -> bytes:
     if software is not None:
         parts += _walk(software, set(), set(), by_file=True)
     for lowering in instruction.lowerings:
-        parts.append(_value((lowering.asm, lowering.constraints, lowering.memory, lowering.min_cc)))
+        parts.append(_value((lowering.asm, lowering.constraints, lowering.memory)))
+        parts.append(_value((lowering.min_cc, lowering.below, lowering.min_release)))
         build = lowering.build
         if isinstance(build, FunctionType):
             parts.append(_file_digest(build.__code__.co_filename) or _code(build.__code__))

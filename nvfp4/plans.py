@@ -240,9 +240,6 @@ def grouped_quantize(
     scale_rounding: str,
     encode: str,
     experts: int | None,
-    has_expert_ids: bool,
-    has_row_indices: bool,
-    has_tile_starts: bool,
     offsets_dtype: str,
     ids_dtype: str | None,
     indices_dtype: str | None,
@@ -266,7 +263,6 @@ def grouped_quantize(
         the result.
     experts : int or None
         Number of experts; None: any id from 0 on is one.
-    has_expert_ids, has_row_indices, has_tile_starts : bool
     offsets_dtype, ids_dtype, indices_dtype, starts_dtype : {"int32", "int64", "uint32"} or None
 
     Returns
@@ -296,7 +292,7 @@ def grouped_quantize(
         expert_limit(experts),
         tiles or 0,
     )
-    if aligned and encode != "row_amax" and not has_tile_starts and not reference:
+    if aligned and encode != "row_amax" and starts_dtype is None and not reference:
         itemsize = 4 if dtype == "float32" else 2
         facts = (input_rows, rows, groups, expert_limit(experts))
         stream = _grouped_stream(
@@ -341,7 +337,7 @@ def _grouped_stream(
         return None
     across = all_pieces * PIECE // fmt.block // (TILE_BLOCKS if tcgen else 1)
     wide = constants["INPUT"] == "float32"
-    resident = 10 if fmt.element == "e2m1" and not wide else 8
+    resident = 10 if fmt.element == "e2m1" and not wide and capability(arch)[0] != 12 else 8
     program = GROUPED_STREAM.program(
         **constants, ENCODE=encode, PAIRS=16 // split, BLOCKS_PER_SM=resident
     )
@@ -375,7 +371,6 @@ def dequantize(
     decode: str,
     groups: int | None,
     tiles: int | None,
-    has_tile_starts: bool,
     offsets_dtype: str | None,
     starts_dtype: str | None,
     aligned: bool = False,
@@ -394,7 +389,6 @@ def dequantize(
         Ranges of a grouped tensor, None for a dense one.
     tiles : int or None
         Row tiles of a grouped tensor's tcgen scales.
-    has_tile_starts : bool
     offsets_dtype, starts_dtype : {"int32", "int64", "uint32"} or None
     aligned : bool
         Whether ``codes`` and ``out`` are multiples of 16 bytes.

@@ -185,9 +185,6 @@ def grouped_fused_quantize(
     scale_rounding: str,
     encode: str,
     experts: int | None,
-    has_expert_ids: bool,
-    has_row_indices: bool,
-    has_tile_starts: bool,
     offsets_dtype: str,
     ids_dtype: str | None,
     indices_dtype: str | None,
@@ -209,7 +206,6 @@ def grouped_fused_quantize(
         As in :func:`fused_quantize`.
     input_rows, rows, groups, tiles, encode, experts
         As in ``plans.grouped_quantize``.
-    has_expert_ids, has_row_indices, has_tile_starts : bool
     offsets_dtype, ids_dtype, indices_dtype, starts_dtype : {"int32", "int64", "uint32"} or None
 
     Returns

@@ -57,7 +57,6 @@ def matmul(
     a_row_stride: int | None = None,
     b_dtype: None = None,
     out_tiles: None = None,
-    has_out_tile_starts: bool = False,
     out_starts_dtype: None = None,
     aligned: bool = False,
 ) -> Launches:
@@ -84,8 +83,8 @@ def matmul(
         Of the scales of a quantised result.
     epilogue : EpilogueCode or None
     a_row_stride : int or None
-    b_dtype, out_tiles, has_out_tile_starts, out_starts_dtype
-        What only other products have: None, or False.
+    b_dtype, out_tiles, out_starts_dtype
+        What only other products have: None.
     aligned : bool
         Whether the arrays of elements and codes, and A's rows, are multiples of 16 bytes.
 
@@ -159,9 +158,6 @@ def grouped_matmul(
     depth: int,
     experts: int,
     groups: int,
-    has_expert_ids: bool,
-    has_row_indices: bool,
-    has_tile_starts: bool,
     offsets_dtype: str,
     ids_dtype: str | None,
     indices_dtype: str | None,
@@ -177,7 +173,6 @@ def grouped_matmul(
     out_dtype: str,
     out_layout: str | None = None,
     out_tiles: int | None = None,
-    has_out_tile_starts: bool = False,
     out_starts_dtype: str | None = None,
     a_tiles: int | None = None,
     epilogue: EpilogueCode | None = None,
@@ -196,7 +191,6 @@ def grouped_matmul(
     input_rows, rows : int
         Of A, and of the result.
     experts, groups : int
-    has_expert_ids, has_row_indices, has_tile_starts, has_out_tile_starts : bool
     offsets_dtype, ids_dtype, indices_dtype : {"int32", "int64", "uint32"} or None
     starts_dtype, out_starts_dtype : {"int32", "int64", "uint32"} or None
         Of the first scale tiles of the ranges, of A and of a quantised result.

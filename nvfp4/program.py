@@ -283,20 +283,25 @@ class SimulatorWorld:
 
 
 class DeviceWorld:
-    """Instructions become Numba intrinsics, helpers device functions, for one architecture."""
+    """Instructions become Numba intrinsics, helpers device functions, for one architecture.
 
-    def __init__(self, cc: tuple[int, int]) -> None:
-        from . import _numba
+    `release` is the CUDA release of the compilers, None: that of this process's.
+    """
+
+    def __init__(self, cc: tuple[int, int], release: tuple[int, int] | None = None) -> None:
+        from . import _numba, toolchain
 
         self._numba = _numba
         self.cuda = _numba.numba_cuda()
         self.cc = cc
+        self.release = toolchain.release() if release is None else release
 
     def instruction(self, instruction: Instruction) -> Any:
-        """A Numba intrinsic, or the software form for a device without the instruction."""
-        if instruction.software is not None and instruction.lowering_for(self.cc) is None:
+        """A Numba intrinsic; the software form where card or compilers lack the instruction."""
+        lowering = instruction.lowering_for(self.cc, self.release)
+        if instruction.software is not None and lowering is None:
             return instruction.software
-        return self._numba.intrinsic_of(instruction, self.cc)
+        return self._numba.intrinsic_of(instruction, self.cc, self.release)
 
     def helper(self, function: FunctionType) -> Any:
         """A device function."""

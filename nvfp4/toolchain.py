@@ -20,7 +20,7 @@ from typing import Any
 
 from .errors import ToolchainError
 
-__all__ = ["check_compilers", "installed", "nvjitlink_release", "nvvm_release", "tool"]
+__all__ = ["check_compilers", "installed", "nvjitlink_release", "nvvm_release", "release", "tool"]
 
 # What is in a key -> the distributions that bring it. CUDA 12 wheels carry the release in the name.
 _DISTRIBUTIONS: dict[str, tuple[str, ...]] = {
@@ -135,6 +135,18 @@ def nvjitlink_release() -> tuple[int, int]:
             f"compiling a kernel needs nvJitLink, which was not found; install it with: {_INSTALL}"
         ) from error
     return int(major), int(minor)
+
+
+def release() -> tuple[int, int]:
+    """The CUDA release whose instructions can be compiled here: the older compiler's.
+
+    Raises
+    ------
+    ToolchainError
+        There is no libNVVM or no nvJitLink.
+    """
+    nvvm, nvjitlink = nvvm_release(), nvjitlink_release()
+    return nvjitlink if nvvm is None else min(nvvm, nvjitlink)
 
 
 @functools.cache

@@ -79,6 +79,11 @@ class Options(NamedTuple):
     out: Any
     stream: Any
 
+    @classmethod
+    def among(cls, arguments: Mapping[str, Any]) -> Options:
+        """Those of a function that has all of them, out of its arguments."""
+        return cls(*[arguments[name] for name in cls._fields])
+
 
 class _Call(NamedTuple):
     """A call whose arguments are in order."""
@@ -438,7 +443,6 @@ def _in_kernels(call: _Call, hidden: Array | None) -> QTensor:
             "tiles": call.shapes.scales[0] if call.layout == "tcgen" else None,
             "experts": call.experts,
             **ranges.facts(),
-            "has_tile_starts": starts is not None,
             "starts_dtype": None if starts is None else starts.dtype,
         }
         buffers |= dict(ranges.named)

@@ -46,8 +46,6 @@ class Ranges(NamedTuple):
         """As plans take them."""
         return {
             "groups": self.groups,
-            "has_expert_ids": self.experts is not None,
-            "has_row_indices": self.indices is not None,
             "offsets_dtype": self.offsets.dtype,
             "ids_dtype": None if self.experts is None else self.experts.dtype,
             "indices_dtype": None if self.indices is None else self.indices.dtype,

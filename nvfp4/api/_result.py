@@ -172,7 +172,6 @@ class Result:
             "out_dtype": self.format.name,
             "out_layout": self.layout,
             "out_tiles": self.shapes.scales[0] if tiled else None,
-            "has_out_tile_starts": starts is not None,
             "out_starts_dtype": None if starts is None else starts.dtype,
         }
 

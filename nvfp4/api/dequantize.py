@@ -66,7 +66,6 @@ def dequantize(q: QTensor, dtype: Any = "float32", *, out: Any = None, stream: A
         "decode": "batch_row" if stacked and parts.decode == "row" else parts.decode,
         "groups": parts.groups.shape[0] - 1 if parts.groups is not None else None,
         "tiles": parts.scales.shape[0] if grouped and q.scale_layout == "tcgen" else None,
-        "has_tile_starts": parts.tile_starts is not None,
         "offsets_dtype": parts.groups.dtype if parts.groups is not None else None,
         "starts_dtype": parts.tile_starts.dtype if parts.tile_starts is not None else None,
         "aligned": not (parts.codes.pointer | target.pointer) & 15,

@@ -92,6 +92,7 @@ def swiglu_quantize(
     Source: N. Shazeer, "GLU Variants Improve Transformer", arXiv:2002.05202; for "gpt-oss" the
     published code of that model.
     """
+    options = Options.among(locals())
     fmt = block_format(format)
     check_option("halves", halves, _HALVES)
     check_option("kind", kind, _KINDS)
@@ -110,18 +111,6 @@ def swiglu_quantize(
         return h, h
 
     front = Front(kind, source, "gate_up", source.shape[-1] // 2, golden, facts={"halves": halves})
-    options = Options(
-        row_offsets,
-        expert_ids,
-        row_indices,
-        row_counts,
-        encode_scale,
-        scale_rounding,
-        scale_layout,
-        return_hidden,
-        out,
-        stream,
-    )
     return quantize_front(front, fmt, options)
 
 
@@ -203,6 +192,7 @@ def rmsnorm_quantize(
     -----
     Source: B. Zhang, R. Sennrich, "Root Mean Square Layer Normalization", arXiv:1910.07467.
     """
+    options = Options.among(locals())
     fmt = block_format(format)
     number = _checked_eps(eps)
     source = arrays.as_array(x, "x", stream=stream)
@@ -238,18 +228,6 @@ def rmsnorm_quantize(
         residual=_optional(residual, "residual", stream),
         residual_out=_optional(residual_out, "residual_out", stream),
         norm_out=_optional(norm_out, "norm_out", stream),
-    )
-    options = Options(
-        row_offsets,
-        expert_ids,
-        row_indices,
-        row_counts,
-        encode_scale,
-        scale_rounding,
-        scale_layout,
-        return_hidden,
-        out,
-        stream,
     )
     return quantize_front(front, fmt, options)
 

@@ -160,7 +160,6 @@ def grouped_quantize(
         "encode": kind,
         "experts": experts,
         **ranges.facts(),
-        "has_tile_starts": starts is not None,
         "starts_dtype": None if starts is None else starts.dtype,
         "aligned": not (source.pointer | codes.pointer | scales.pointer | steps) & 15,
     }

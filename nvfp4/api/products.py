@@ -264,7 +264,6 @@ class _Product(NamedTuple):
         facts["aligned"] = not (read[0].pointer | read[1].pointer | steps) & 15
         if self.ranges is not None:
             starts = None if self.a.parts is None else self.a.parts.tile_starts
-            facts["has_tile_starts"] = starts is not None
             facts["starts_dtype"] = None if starts is None else starts.dtype
             buffers |= {**dict(self.ranges.named), "tile_starts": starts}
         _place.launch(

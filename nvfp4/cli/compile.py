@@ -224,7 +224,7 @@ def _variant_row(name: str, index: int, slow: bool, arch: str) -> dict[str, Any]
     """:func:`_row` in another process, which finds the program by its place in the register."""
     from .. import kernels
 
-    return _row(kernels.variants(name, slow=slow)[index], arch)
+    return _row(kernels.variants(name, slow=slow, arch=arch)[index], arch)
 
 
 def _build_all(archs: tuple[str, ...], slow: bool, jobs: int) -> Iterator[dict[str, Any]]:
@@ -234,9 +234,9 @@ def _build_all(archs: tuple[str, ...], slow: bool, jobs: int) -> Iterator[dict[s
     tasks = [
         (name, index, slow, arch)
         for name, kernel in kernels.KERNELS.items()
-        for index in range(len(kernels.variants(kernel, slow=slow)))
         for arch in architectures_of(kernel)
         if arch in (archs or (arch,))
+        for index in range(len(kernels.variants(kernel, slow=slow, arch=arch)))
     ]
     return _map(_variant_row, tasks, jobs)
 

@@ -8,8 +8,9 @@ no other.
 A module says in ``VARIANTS`` which constants of its kernels the compile gates build: the name of a
 kernel -> a sequence of constants, each a mapping as ``Kernel.program`` takes it; or one sequence,
 of which each kernel takes those mappings that have the names of its constants. The first is what
-``nvfp4 compile KERNEL`` shows. What only ``make test-slow`` builds stands in ``SLOW_VARIANTS``,
-of the same form. A kernel without constants needs no entry.
+``nvfp4 compile KERNEL`` shows. One that is not for all of a kernel's targets has theirs beside its
+constants, ``"ARCHITECTURES": ("sm_90a",)``. What only ``make test-slow`` builds stands in
+``SLOW_VARIANTS``, of the same form. A kernel without constants needs no entry.
 """
 
 from __future__ import annotations
@@ -26,6 +27,7 @@ from ..program import Kernel, Program
 __all__ = ["KERNELS", "kernel", "variants"]
 
 KERNELS: Mapping[str, Kernel]
+_TARGETS = "ARCHITECTURES"
 
 
 def __getattr__(name: str) -> Any:
@@ -57,7 +59,8 @@ def _listed(module: Any, attribute: str, of: Kernel) -> tuple[Mapping[str, Any],
     listed = getattr(module, attribute, ())
     if isinstance(listed, Mapping):
         return tuple(listed.get(of.name, ()))
-    return tuple(entry for entry in listed if entry.keys() == of.constants.keys())
+    names = of.constants.keys() | {_TARGETS}
+    return tuple(entry for entry in listed if entry.keys() | {_TARGETS} == names)
 
 
 def kernel(name: str) -> Kernel:
@@ -74,7 +77,9 @@ def kernel(name: str) -> Kernel:
     return kernels[name]
 
 
-def variants(of: Kernel | str, *, slow: bool = False) -> tuple[Program, ...]:
+def variants(
+    of: Kernel | str, *, slow: bool = False, arch: str | None = None
+) -> tuple[Program, ...]:
     """The programs of a kernel that the compile gates build, without repetition.
 
     Parameters
@@ -83,6 +88,8 @@ def variants(of: Kernel | str, *, slow: bool = False) -> tuple[Program, ...]:
         A kernel of ``KERNELS``, or its name.
     slow
         Also those that only the slow gates build.
+    arch
+        Only those for this target.
 
     Raises
     ------
@@ -96,5 +103,10 @@ def variants(of: Kernel | str, *, slow: bool = False) -> tuple[Program, ...]:
         raise ValueError(f"{module.__name__}.VARIANTS has no entry for the kernel {found.name!r}")
     if slow:
         listed += _listed(module, "SLOW_VARIANTS", found)
-    programs = [found.program(**constants) for constants in listed or ({},)]
+    programs = []
+    for entry in listed or ({},):
+        constants = dict(entry)
+        targets = constants.pop(_TARGETS, None)
+        if arch is None or targets is None or arch in targets:
+            programs.append(found.program(**constants))
     return tuple(dict.fromkeys(programs))

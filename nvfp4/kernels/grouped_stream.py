@@ -494,10 +494,14 @@ _COMMON = {
     "STARTS": "none",
     "PAIRS": 4,
 }
-_NVFP4 = {"ELEMENT": "e2m1", "SCALE": "e4m3", "BLOCKS_PER_SM": 10}
+_NVFP4 = {"ELEMENT": "e2m1", "SCALE": "e4m3", "UNIT": False, "ENCODE": "expert", "INDICES": "none"}
 _MXFP8 = {"ELEMENT": "e4m3", "SCALE": "e8m0", "BLOCKS_PER_SM": 8}
 
+# Ten blocks a processor have 48 registers a thread, too few on sm_120a for CUDA 13.0's assembler.
+_TEN = ("sm_80", "sm_86", "sm_89", "sm_90a", "sm_100a", "sm_103a")
+
 VARIANTS = (
-    {**_COMMON, **_NVFP4, "UNIT": False, "ENCODE": "expert", "INDICES": "none"},
+    {**_COMMON, **_NVFP4, "BLOCKS_PER_SM": 10, "ARCHITECTURES": _TEN},
+    {**_COMMON, **_NVFP4, "BLOCKS_PER_SM": 8, "ARCHITECTURES": ("sm_120a", "sm_121a")},
     {**_COMMON, **_MXFP8, "UNIT": True, "ENCODE": "none", "INDICES": "int32"},
 )

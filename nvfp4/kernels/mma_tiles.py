@@ -39,8 +39,8 @@ from ..ptx.bits import (
     float_as_uint,
 )
 from ..ptx.convert import (
-    f16x2_of_e4m3x2,
-    f16x2_of_e5m2x2,
+    bf16x2_of_e4m3x2,
+    bf16x2_of_e5m2x2,
     f32_of_e4m3,
 )
 from ..ptx.memory import (
@@ -179,25 +179,19 @@ def four_pairs(word, scale):
     )
 
 
-def bf16x2_of_f16x2(pair):
-    """Two float16 that are exact in bfloat16."""
-    return bf16x2_of_f32(f32_of_f16_hi(pair), f32_of_f16(pair))
-
-
 def two_pairs(word, kind: str, scale):
     """Four eight-bit codes times a scale, as two pairs of bfloat16."""
-    # By way of float16: PTX converts them to bfloat16 itself from CUDA 13.1 on only.
     low = and_u32(word, 0xFFFF)
     high = shr_u32(word, 16)
     if kind == "e4m3":
         return (
-            mul_bf16x2(bf16x2_of_f16x2(f16x2_of_e4m3x2(low)), scale),
-            mul_bf16x2(bf16x2_of_f16x2(f16x2_of_e4m3x2(high)), scale),
+            mul_bf16x2(bf16x2_of_e4m3x2(low), scale),
+            mul_bf16x2(bf16x2_of_e4m3x2(high), scale),
         )
     else:
         return (
-            mul_bf16x2(bf16x2_of_f16x2(f16x2_of_e5m2x2(low)), scale),
-            mul_bf16x2(bf16x2_of_f16x2(f16x2_of_e5m2x2(high)), scale),
+            mul_bf16x2(bf16x2_of_e5m2x2(low), scale),
+            mul_bf16x2(bf16x2_of_e5m2x2(high), scale),
         )
 
 

@@ -215,10 +215,7 @@ def quantize_tma(
             mbarrier_arrive_expect_tx(barrier, TILE)
             target = add_u32(base, mul_u32(stage, TILE))
             tma_load_2d(target, ptr_address(x_map, 0), column, shl_u32(down, 7), barrier)
-            stage = add_u32(stage, 1)
-            if eq_u32(stage, STAGES):
-                stage = zero
-                parity = xor_u32(parity, 1)
+            stage, parity = next_stage(stage, parity)
             tile = add_u32(tile, step)
 
 
@@ -226,6 +223,15 @@ def ready(tensor_map):
     """See a map as it was written, and bring it ahead: the acquire drops it from its cache."""
     fence_tensormap_acquire(ptr_address(tensor_map, 0))
     prefetch_tensormap(ptr_address(tensor_map, 0))
+
+
+def next_stage(stage, parity):
+    """The stage of the next tile, and its barrier's parity."""
+    stage = add_u32(stage, 1)
+    if eq_u32(stage, STAGES):
+        stage = shl_u32(0, 0)
+        parity = xor_u32(parity, 1)
+    return stage, parity
 
 
 def read(empty, stage, leader):
@@ -331,10 +337,7 @@ def worker(
             bulk_commit_group()
         if STAGES > 1:
             turn = xor_u32(turn, 1)
-        stage = add_u32(stage, 1)
-        if eq_u32(stage, STAGES):
-            stage = zero
-            parity = xor_u32(parity, 1)
+        stage, parity = next_stage(stage, parity)
         tile = add_u32(tile, step)
     if stores:
         bulk_wait_group(0)

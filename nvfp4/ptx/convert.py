@@ -37,7 +37,16 @@ from .arith import (
     shr_u32,
     sub_u32,
 )
-from .bits import bf16x2_of_f32, f16x2_of_f32, float_as_uint, round_bf16, round_f16, uint_as_float
+from .bits import (
+    bf16x2_of_f32,
+    f16x2_of_f32,
+    f32_of_f16,
+    f32_of_f16_hi,
+    float_as_uint,
+    round_bf16,
+    round_f16,
+    uint_as_float,
+)
 from .instruction import instruction
 from .rounding import NAN, bits_of, code_of, to_f32
 
@@ -420,6 +429,7 @@ def _f16x2_of_e5m2x2_software(codes):
     "u32(u32)",
     asm="{ .reg .b16 h; cvt.u16.u32 h, $1; cvt.rn.bf16x2.e4m3x2 $0, h; }",
     min_cc=(10, 0),
+    min_release=(13, 1),
 )
 def bf16x2_of_e4m3x2(codes):
     """Two e4m3 codes (bits 15..0) as bfloat16s, in the same order."""
@@ -428,13 +438,15 @@ def bf16x2_of_e4m3x2(codes):
 
 @bf16x2_of_e4m3x2.without_hardware
 def _bf16x2_of_e4m3x2_software(codes):
-    return bf16x2_of_f32(f32_of_e4m3(shr_u32(codes, 8)), f32_of_e4m3(codes))
+    halves = f16x2_of_e4m3x2(codes)
+    return bf16x2_of_f32(f32_of_f16_hi(halves), f32_of_f16(halves))
 
 
 @instruction(
     "u32(u32)",
     asm="{ .reg .b16 h; cvt.u16.u32 h, $1; cvt.rn.bf16x2.e5m2x2 $0, h; }",
     min_cc=(10, 0),
+    min_release=(13, 1),
 )
 def bf16x2_of_e5m2x2(codes):
     """Two e5m2 codes (bits 15..0) as bfloat16s, in the same order."""
@@ -443,7 +455,8 @@ def bf16x2_of_e5m2x2(codes):
 
 @bf16x2_of_e5m2x2.without_hardware
 def _bf16x2_of_e5m2x2_software(codes):
-    return bf16x2_of_f32(f32_of_e5m2(shr_u32(codes, 8)), f32_of_e5m2(codes))
+    halves = f16x2_of_e5m2x2(codes)
+    return bf16x2_of_f32(f32_of_f16_hi(halves), f32_of_f16(halves))
 
 
 @instruction(

@@ -75,6 +75,8 @@ class Lowering:
         Smallest compute capability, ``(8, 0)``.
     below
         The first compute capability that has it no more; None: all later ones have it.
+    min_release
+        Oldest CUDA release whose compilers know it, ``(13, 1)``.
     """
 
     asm: str | None = None
@@ -83,6 +85,7 @@ class Lowering:
     memory: bool = False
     min_cc: tuple[int, int] = (0, 0)
     below: tuple[int, int] | None = None
+    min_release: tuple[int, int] = (0, 0)
 
 
 @dataclass(eq=False)
@@ -113,14 +116,16 @@ class Instruction:
         memory: bool = False,
         min_cc: tuple[int, int] = (0, 0),
         below: tuple[int, int] | None = None,
+        min_release: tuple[int, int] = (0, 0),
     ) -> Any:
         """Add a lowering: give `asm`, or decorate a builder function with it."""
+        where = (min_cc, below, min_release)
         if asm is not None:
-            self.lowerings.append(Lowering(asm, None, constraints, memory, min_cc, below))
+            self.lowerings.append(Lowering(asm, None, constraints, memory, *where))
             return None
 
         def decorate(build: Callable[..., Any]) -> Callable[..., Any]:
-            self.lowerings.append(Lowering(None, build, None, memory, min_cc, below))
+            self.lowerings.append(Lowering(None, build, None, memory, *where))
             return build
 
         return decorate
@@ -137,12 +142,19 @@ class Instruction:
         self.software = function
         return function
 
-    def lowering_for(self, cc: tuple[int, int]) -> Lowering | None:
-        """The lowering with the largest `min_cc` that `cc` satisfies; None where there is none."""
+    def lowering_for(
+        self, cc: tuple[int, int], release: tuple[int, int] | None = None
+    ) -> Lowering | None:
+        """The lowering with the largest `min_cc` that `cc` satisfies; None where there is none.
+
+        `release` is the compilers' CUDA release; None: newer than all that lowerings ask for.
+        """
         fitting = [
             low
             for low in self.lowerings
-            if low.min_cc <= cc[:2] and (low.below is None or cc[:2] < low.below)
+            if low.min_cc <= cc[:2]
+            and (low.below is None or cc[:2] < low.below)
+            and (release is None or low.min_release <= release)
         ]
         return max(fitting, key=lambda low: low.min_cc) if fitting else None
 
@@ -156,6 +168,7 @@ def instruction(
     memory: bool = False,
     min_cc: tuple[int, int] = (0, 0),
     below: tuple[int, int] | None = None,
+    min_release: tuple[int, int] = (0, 0),
 ) -> Callable[[Callable[..., Any]], Instruction]:
     """Make an :class:`Instruction` of the decorated model.
 
@@ -163,7 +176,7 @@ def instruction(
     ----------
     signature
         ``"result(parameters)"`` in the types of the module's docstring.
-    asm, build, constraints, memory, min_cc, below
+    asm, build, constraints, memory, min_cc, below, min_release
         The first lowering, see :class:`Lowering`. Without `asm` and `build` add one with
         :meth:`Instruction.lowering`.
     """
@@ -179,7 +192,8 @@ def instruction(
             )
         made = Instruction(model.__name__, result, parameters, names, model)
         if asm is not None or build is not None:
-            made.lowerings.append(Lowering(asm, build, constraints, memory, min_cc, below))
+            where = (min_cc, below, min_release)
+            made.lowerings.append(Lowering(asm, build, constraints, memory, *where))
         return made
 
     return decorate

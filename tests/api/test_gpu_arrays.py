@@ -751,7 +751,7 @@ def test_a_grouped_product_is_planned_and_bound(card: Card, cupy: stubs.Cupy) ->
     assert card.planned[-1][0] == "grouped_matmul"
     assert card.facts == {
         "arch": "sm_90a", "input_rows": 5, "rows": 5, "columns": 7, "depth": 64, "experts": 3,
-        "groups": 3, "has_expert_ids": True, "has_row_indices": False, "has_tile_starts": False,
+        "groups": 3,
         "offsets_dtype": "int32", "ids_dtype": "int64", "indices_dtype": None,
         "starts_dtype": None, "a_format": "mxfp8_e4m3", "a_dtype": None,
         "a_layout": "tcgen_grouped", "a_tiles": 4, "decode_a": "group",
@@ -788,8 +788,8 @@ def test_a_quantised_product_is_a_tensor(card: Card, cupy: stubs.Cupy) -> None:
     b = on_device(cupy, nvfp4.quantize(values(32, 64), "nvfp4"))
     out = nvfp4.matmul(a, b, out_dtype="mxfp8")
     assert (out.format, out.shape, out.scale_layout) == ("mxfp8_e4m3", (5, 32), "tcgen")
-    facts = ("out_dtype", "out_layout", "out_tiles", "has_out_tile_starts")
-    assert [card.facts[name] for name in facts] == ["mxfp8_e4m3", "tcgen", None, False]
+    facts = ("out_dtype", "out_layout", "out_tiles", "out_starts_dtype")
+    assert [card.facts[name] for name in facts] == ["mxfp8_e4m3", "tcgen", None, None]
     names = ("out_codes", "out_scales", "out_decode", "out_tile_starts")
     owners = [getattr(card.buffers[name], "owner", None) for name in names]
     assert owners == [out.codes, out.scales, out.decode_scale, None]

@@ -36,10 +36,10 @@ def cases(arch: str) -> Iterator[object]:
         if arch not in architectures_of(kernel):
             continue
         try:
-            listed = len(variants(kernel))
+            listed = len(variants(kernel, arch=arch))
         except ValueError:  # test_every_kernel_has_variants_and_a_target says it
             continue
-        for index, program in enumerate(variants(name, slow=True)):
+        for index, program in enumerate(variants(name, slow=True, arch=arch)):
             fast = arch in FAST and (index == 0 or (index < listed and arch in EVERY_VARIANT))
             marks = () if fast else (pytest.mark.slow,)
             yield pytest.param(program, id=program.label, marks=marks)

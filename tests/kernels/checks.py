@@ -258,9 +258,6 @@ def index_facts(
         return None if array is None else array.dtype.name
 
     return {
-        "has_expert_ids": expert_ids is not None,
-        "has_row_indices": row_indices is not None,
-        "has_tile_starts": tile_starts is not None,
         "offsets_dtype": name(row_offsets),
         "ids_dtype": name(expert_ids),
         "indices_dtype": name(row_indices),
@@ -312,7 +309,6 @@ def dequantize(
         "decode": decode[np.ndim(decode_scale)],
         "groups": len(row_offsets) - 1 if row_offsets is not None else None,
         "tiles": scales.shape[0] if grouped and scale_layout == "tcgen" else None,
-        "has_tile_starts": tile_starts is not None,
         "offsets_dtype": row_offsets.dtype.name if row_offsets is not None else None,
         "starts_dtype": tile_starts.dtype.name if tile_starts is not None else None,
         "aligned": aligned,
@@ -603,6 +599,5 @@ def grouped_matmul(
         )
         facts["out_layout"] = out_layout
         facts["out_tiles"] = parts[1].shape[0] if out_layout == "tcgen" else None
-        facts["has_out_tile_starts"] = out_starts is not None
         facts["out_starts_dtype"] = None if out_starts is None else out_starts.dtype.name
     _compare(run, "grouped_matmul", facts, buffers, expected, parts, free)

@@ -125,7 +125,6 @@ def test_indices_that_no_host_could_refuse_read_nothing_outside(
         "decode": "group",
         "groups": 3,
         "tiles": 4,
-        "has_tile_starts": starts is not None,
         "offsets_dtype": "int32",
         "starts_dtype": None if starts is None else "int32",
     }

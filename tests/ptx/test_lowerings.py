@@ -6,7 +6,7 @@ import re
 
 import pytest
 
-from nvfp4 import _numba
+from nvfp4 import _numba, toolchain
 from nvfp4 import compile as compiling
 from nvfp4.architectures import capability
 from nvfp4.errors import ToolchainError
@@ -214,6 +214,30 @@ def test_software_is_bound_where_there_is_no_hardware():
     sources = list(Kernel("sources", body, ("f32*",)).program().sources())
     # What the card runs, software included, is what a cache must look at.
     assert e2m1x2_of_f32.software in sources
+
+
+def test_software_is_bound_where_the_compilers_are_too_old_for_the_instruction(monkeypatch):
+    one = convert.bf16x2_of_e4m3x2
+    assert DeviceWorld((10, 0), (13, 0)).instruction(one) is one.software
+    assert DeviceWorld((10, 0), (13, 1)).instruction(one) is not one.software
+    program = every_instruction.kernel([one]).program()
+    _, ptx = compiling.inspect(program, "sm_100a")
+    assert "cvt.rn.bf16x2.e4m3x2" in ptx
+    # The older of the two compilers decides.
+    monkeypatch.setattr(toolchain, "nvvm_release", lambda: (13, 0))
+    _, ptx = compiling.inspect(program, "sm_100a")
+    assert "cvt.rn.bf16x2.e4m3x2" not in ptx
+    assert "cvt.rn.f16x2.e4m3x2" in ptx
+
+
+def test_an_instruction_that_the_compilers_are_too_old_for_is_a_toolchain_error():
+    @instruction("u32(u32)", asm="brev.b32 $0, $1;", min_release=(13, 1))
+    def new(a):
+        """Made up."""
+        return a
+
+    with pytest.raises(ToolchainError, match=r"new needs .* CUDA 13\.1 or newer; got 13\.0"):
+        DeviceWorld((9, 0), (13, 0)).instruction(new)
 
 
 def test_e2m1_in_software_takes_nine_instructions_a_value():
