@@ -20,6 +20,7 @@ from .kernels.quantize import AMAX, AMAX_CLEAR, AMAX_FINISH, QUANTIZE
 from .kernels.quantize_stream import QUANTIZE_STREAM
 from .launch import Launch
 from .layouts import TILE_BLOCKS, TILE_BYTES, TILE_ROWS, allocated_tiles
+from .plans_flashinfer import flashinfer_tile_starts, pad_offsets, swizzle, unswizzle
 from .plans_fused import fused_quantize, grouped_fused_quantize
 from .plans_products import grouped_matmul, matmul
 from .plans_tma import quantize_tma
@@ -43,13 +44,17 @@ from .tiling import (
 __all__ = [
     "deinterleave_scales",
     "dequantize",
+    "flashinfer_tile_starts",
     "fused_quantize",
     "grouped_fused_quantize",
     "grouped_matmul",
     "grouped_quantize",
     "interleave_scales",
     "matmul",
+    "pad_offsets",
     "quantize",
+    "swizzle",
+    "unswizzle",
 ]
 
 
