@@ -9,6 +9,7 @@ only come from one that is. Results are made by the caller's library (:func:`emp
 
 from __future__ import annotations
 
+import contextlib
 import sys
 from typing import Any
 
@@ -195,9 +196,7 @@ def empty(shape: tuple[int, ...], dtype: str, like: Array, *, stream: int | None
     if library == "torch":
         torch = sys.modules["torch"]
         kind = getattr(torch, dtype)
-        if device is None or stream is None or stream == stream_pointer(like, None):
-            return as_array(torch.empty(shape, dtype=kind, device=like.owner.device), "result")
-        with torch.cuda.stream(torch.cuda.ExternalStream(stream, device=like.owner.device)):
+        with _torch_stream(torch, like, stream):
             return as_array(torch.empty(shape, dtype=kind, device=like.owner.device), "result")
     if device is None:
         return as_array(np.empty(shape, numpy_dtype(dtype)), "result")
@@ -213,22 +212,38 @@ def empty(shape: tuple[int, ...], dtype: str, like: Array, *, stream: int | None
             return as_array(cupy.empty(shape, numpy_dtype(dtype)), "result")
 
 
-def full(shape: tuple[int, ...], value: float, dtype: str, like: Array) -> Any:
-    """A new array of one value, of the library of `like` and where it is."""
+def full(
+    shape: tuple[int, ...], value: float, dtype: str, like: Array, *, stream: int | None = None
+) -> Any:
+    """A new array of one value, of the library of `like` and where it is.
+
+    `stream` is the stream that will use it; the value is written there.
+    """
     library, device = like.library, like.device
     if library == "torch":
         torch = sys.modules["torch"]
-        return torch.full(shape, value, dtype=getattr(torch, dtype), device=like.owner.device)
+        with _torch_stream(torch, like, stream):
+            return torch.full(shape, value, dtype=getattr(torch, dtype), device=like.owner.device)
     values = np.full(shape, value, numpy_dtype(dtype))
     if device is None:
         return from_host(values, like)
     if library == "numba":
         cuda = sys.modules["numba.cuda"]
         with cuda.gpus[device]:
-            return cuda.to_device(values)
+            return cuda.to_device(values)  # returns when the copy is made
     cupy = _cupy(library)
     with cupy.cuda.Device(device):
-        return cupy.full(shape, value, numpy_dtype(dtype))
+        if stream is None or stream == cupy.cuda.get_current_stream().ptr:
+            return cupy.full(shape, value, numpy_dtype(dtype))
+        with cupy.cuda.Stream.from_external(_Stream(stream)):
+            return cupy.full(shape, value, numpy_dtype(dtype))
+
+
+def _torch_stream(torch: Any, like: Array, stream: int | None) -> Any:
+    """A context in which PyTorch works on a stream; None: on its current one."""
+    if like.device is None or stream is None or stream == stream_pointer(like, None):
+        return contextlib.nullcontext()
+    return torch.cuda.stream(torch.cuda.ExternalStream(stream, device=like.owner.device))
 
 
 def from_host(values: np.ndarray, like: Array) -> Any:

@@ -23,6 +23,7 @@ from .layouts import TILE_BLOCKS, TILE_BYTES, TILE_ROWS, allocated_tiles
 from .plans_flashinfer import flashinfer_tile_starts, pad_offsets, swizzle, unswizzle
 from .plans_fused import fused_quantize, grouped_fused_quantize
 from .plans_products import grouped_matmul, matmul
+from .plans_seeds import seed_tile_starts
 from .plans_tma import quantize_tma
 from .tiling import (
     MAX_YZ,
@@ -53,6 +54,7 @@ __all__ = [
     "matmul",
     "pad_offsets",
     "quantize",
+    "seed_tile_starts",
     "swizzle",
     "unswizzle",
 ]

@@ -59,6 +59,7 @@ def matmul(
     out_tiles: None = None,
     out_starts_dtype: None = None,
     aligned: bool = False,
+    reference: bool = False,
 ) -> Launches:
     """The product of A [rows, depth] with B [columns, depth] transposed.
 
@@ -87,6 +88,8 @@ def matmul(
         What only other products have: None.
     aligned : bool
         Whether the arrays of elements and codes, and A's rows, are multiples of 16 bytes.
+    reference : bool
+        Take the reference kernel, k ascending, whatever there is that is faster.
 
     Returns
     -------
@@ -114,6 +117,8 @@ def matmul(
     )
     if out_dtype in FORMATS:
         grid = at_least_one(grid)
+    if reference:
+        return (Launch(program, grid, block, 0, args),)
     tiles_down, tiles_across = ceil_div(rows, _TILE), ceil_div(columns, _TILE)
     if _for_tensor_cores(constants, rows * columns * depth, (tiles_down, tiles_across)):
         program = _with_epilogue(

@@ -18,7 +18,7 @@ import click
 
 if TYPE_CHECKING:
     from ..cubin import Binary
-    from ..program import Kernel, Program
+    from ..program import Program
 
 __all__ = ["command"]
 
@@ -123,10 +123,12 @@ def _present_arch(ctx: click.Context) -> str:
 def _list(archs: tuple[str, ...], as_json: bool) -> None:
     from ..architectures import architectures_of
     from ..kernels import KERNELS
+    from ..kernels.seeds import SEEDS
 
+    named = {**KERNELS, **{name: program.kernel for name, program in SEEDS.items()}}
     table = {
         name: targets
-        for name, kernel in KERNELS.items()
+        for name, kernel in sorted(named.items())
         if set(targets := architectures_of(kernel)) & set(archs or targets)
     }
     if as_json:
@@ -152,8 +154,7 @@ def _one(
     from .. import kernels
 
     try:
-        found = kernels.kernel(name)
-        made = _program(found, constants)
+        made = _program(kernels.program(name), constants)
     except ValueError as error:
         raise click.UsageError(str(error), ctx) from error
     targets = archs or (_present_arch(ctx),)
@@ -169,11 +170,9 @@ def _one(
     return 0
 
 
-def _program(kernel: Kernel, constants: Iterable[str]) -> Program:
-    """The first variant of a kernel, with some of its constants replaced."""
-    from .. import kernels
-
-    values = dict(kernels.variants(kernel)[0].constants)
+def _program(first: Program, constants: Iterable[str]) -> Program:
+    """A program with some of its constants replaced."""
+    kernel, values = first.kernel, dict(first.constants)
     for text in constants:
         name, equals, value = text.partition("=")
         if not equals or name not in kernel.constants:

@@ -11,6 +11,8 @@ of which each kernel takes those mappings that have the names of its constants. 
 ``nvfp4 compile KERNEL`` shows. One that is not for all of a kernel's targets has theirs beside its
 constants, ``"ARCHITECTURES": ("sm_90a",)``. What only ``make test-slow`` builds stands in
 ``SLOW_VARIANTS``, of the same form. A kernel without constants needs no entry.
+
+``seeds`` has names that kernels have elsewhere; :func:`program` knows them too.
 """
 
 from __future__ import annotations
@@ -24,7 +26,7 @@ from typing import Any
 
 from ..program import Kernel, Program
 
-__all__ = ["KERNELS", "kernel", "variants"]
+__all__ = ["KERNELS", "kernel", "program", "variants"]
 
 KERNELS: Mapping[str, Kernel]
 _TARGETS = "ARCHITECTURES"
@@ -75,6 +77,22 @@ def kernel(name: str) -> Kernel:
     if name not in kernels:
         raise ValueError(f"kernel must be one of {', '.join(kernels)}; got {name!r}")
     return kernels[name]
+
+
+def program(name: str) -> Program:
+    """What a name stands for: a kernel's first variant, or a kernel of ``seeds``.
+
+    Raises
+    ------
+    ValueError
+        There is no such name.
+    """
+    if name not in _register()[0]:
+        from .seeds import SEEDS
+
+        if name in SEEDS:
+            return SEEDS[name]
+    return variants(kernel(name))[0]
 
 
 def variants(

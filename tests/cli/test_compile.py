@@ -19,6 +19,7 @@ from nvfp4.architectures import ARCHITECTURES
 from nvfp4.cache import Cache
 from nvfp4.cli.compile import _map
 from nvfp4.cli.main import program
+from nvfp4.kernels.seeds import SEEDS
 
 from ..compile import programs as own
 
@@ -59,7 +60,7 @@ def test_help_shows_each_example_on_a_line_of_its_own() -> None:
 
 def test_list_names_every_kernel_of_the_package_with_its_targets() -> None:
     lines = run("--list").stdout.splitlines()
-    assert [line.split()[0] for line in lines] == sorted(kernels.KERNELS)
+    assert [line.split()[0] for line in lines] == sorted([*kernels.KERNELS, *SEEDS])
     for line in lines:
         targets = line.split()[1:]
         assert targets and set(targets) <= set(ARCHITECTURES)
