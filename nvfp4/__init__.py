@@ -24,6 +24,7 @@ __all__ = [
     "grouped_quantize",
     "interleave_scales",
     "matmul",
+    "prepare_weights",
     "quantize",
     "rmsnorm_quantize",
     "simulate",
@@ -44,6 +45,7 @@ _HOMES = {
     "grouped_quantize": "api",
     "interleave_scales": "api",
     "matmul": "api",
+    "prepare_weights": "api",
     "quantize": "api",
     "rmsnorm_quantize": "api",
     "simulate": "sim",
@@ -73,6 +75,7 @@ if TYPE_CHECKING:
     from .api import grouped_quantize as grouped_quantize
     from .api import interleave_scales as interleave_scales
     from .api import matmul as matmul
+    from .api import prepare_weights as prepare_weights
     from .api import quantize as quantize
     from .api import rmsnorm_quantize as rmsnorm_quantize
     from .api import swiglu_quantize as swiglu_quantize

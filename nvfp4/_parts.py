@@ -13,7 +13,7 @@ import numpy as np
 
 from . import layouts
 from .arrays import Array, Spec, host
-from .formats import SCALE_LAYOUTS, BlockFormat
+from .formats import PREPARED, TENSOR_LAYOUTS, BlockFormat
 
 __all__ = [
     "OFFSET_DTYPES",
@@ -130,13 +130,18 @@ def codes_and_scales(
     starts : bool
         Whether the first tiles of the ranges are given.
     """
-    check_option("scale_layout", layout, SCALE_LAYOUTS)
+    check_option("scale_layout", layout, TENSOR_LAYOUTS)
+    if layout == PREPARED and groups is not None:
+        raise ValueError(
+            f"groups must be None with scale_layout {PREPARED!r}: prepared weights have no ranges"
+        )
     check_dtype("codes", codes, ("uint8",))
     check_dtype("scales", scales, ("uint8",))
-    expected = layouts.codes_shape(fmt, shape)
+    expected = layouts.codes_shape(fmt, shape, layout)
     if codes.shape != expected:
+        also = f" with scale_layout {layout!r}" if layout == PREPARED else ""
         raise ValueError(
-            f"codes must have shape {expected} for a {fmt.name} tensor of {shape}; got "
+            f"codes must have shape {expected} for a {fmt.name} tensor of {shape}{also}; got "
             f"{codes.shape}"
         )
     expected = layouts.scale_shape(fmt, shape, layout)
@@ -296,8 +301,14 @@ def scale_bytes(
     groups: Array | None,
     starts: Array | None,
 ) -> None:
-    """No logical nvfp4 scale on the host has bit 7 set (padding may hold anything)."""
+    """No logical nvfp4 scale on the host has bit 7 set (padding may hold anything).
+
+    Of prepared weights, the headers are such as ``prepare_weights`` writes.
+    """
     values = host(scales)
+    if layout == PREPARED:
+        _check_headers(name, values, fmt)
+        return
     if fmt.scale != "e4m3" or not (values & 0x80).any():
         return
     blocks = layouts.block_count(fmt, shape[-1])
@@ -322,4 +333,19 @@ def scale_bytes(
             f"{name} of an nvfp4 tensor must be e4m3fn values without a sign, bit 7 of each byte "
             f"being 0; got {int(logical[(logical & 0x80) != 0][0]):#04x}: are these the e8m0 "
             "scales of an MX format?"
+        )
+
+
+def _check_headers(name: str, scales: np.ndarray, fmt: BlockFormat) -> None:
+    """The first bytes of prepared scales are a float32 factor that there may be, and zeros."""
+    headers = scales.reshape(-1, scales.shape[-1])[:, : layouts.PREPARED_HEADER]
+    factors = np.ascontiguousarray(headers[:, :4]).view(np.float32)[:, 0]
+    powers = 2.0 ** np.arange(layouts.PREPARED_BIAS[fmt.element] + 1)
+    allowed = [512.0] if fmt.scale == "e4m3" else [0.0, *powers]
+    bad = np.flatnonzero(~np.isin(factors, allowed) | headers[:, 4:].any(axis=1))
+    if bad.size:
+        raise ValueError(
+            f"{name} of a prepared {fmt.name} tensor must begin with the 16 bytes that "
+            "nvfp4.prepare_weights writes, a float32 factor and zeros; got "
+            f"{headers[bad[0]].tolist()}: was it never written?"
         )

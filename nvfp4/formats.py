@@ -15,8 +15,10 @@ __all__ = [
     "MXFP8_E4M3",
     "MXFP8_E5M2",
     "NVFP4",
+    "PREPARED",
     "SCALE_LAYOUTS",
     "SCALE_ROUNDINGS",
+    "TENSOR_LAYOUTS",
     "BlockFormat",
     "block_format",
 ]
@@ -66,6 +68,10 @@ FORMAT_ALIASES: dict[str, str] = {"mxfp8": "mxfp8_e4m3"}
 
 SCALE_ROUNDINGS = ("rceil", "floor", "ceil", "even")
 SCALE_LAYOUTS = ("linear", "tcgen")
+#: The layout that ``prepare_weights`` makes, of codes and scales.
+PREPARED = "sm90"
+#: What a QTensor's ``scale_layout`` may be.
+TENSOR_LAYOUTS = (*SCALE_LAYOUTS, PREPARED)
 
 
 def block_format(value: str | BlockFormat) -> BlockFormat:

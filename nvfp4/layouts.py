@@ -5,6 +5,9 @@ that say so take NumPy arrays too, element by element.
 
 The ``"tcgen"`` layout stores the scales of 128 rows by 4 blocks as one tile of 512 bytes, row r and
 block b at byte ``(r % 32) * 16 + (r % 128) // 32 * 4 + b % 4`` of its tile, tiles row-major.
+
+The ``"sm90"`` layout of prepared weights stores stripes of 16 rows by 64 columns; it is described
+in docs/decisions.md, D13.
 """
 
 from __future__ import annotations
@@ -14,15 +17,21 @@ from typing import Any
 
 import numpy as np
 
-from .formats import SCALE_LAYOUTS, BlockFormat
+from .formats import PREPARED, TENSOR_LAYOUTS, BlockFormat
 
 __all__ = [
+    "PREPARED_BIAS",
+    "PREPARED_COLUMNS",
+    "PREPARED_HEADER",
+    "PREPARED_ROWS",
     "TILE_BLOCKS",
     "TILE_BYTES",
     "TILE_ROWS",
     "allocated_tiles",
     "block_count",
     "codes_shape",
+    "prepared_grid",
+    "prepared_record",
     "scale_k_tiles",
     "scale_shape",
     "scale_tiles",
@@ -33,6 +42,15 @@ __all__ = [
 TILE_ROWS = 128
 TILE_BLOCKS = 4
 TILE_BYTES = 512
+
+#: Rows and columns of a stripe of prepared weights.
+PREPARED_ROWS = 16
+PREPARED_COLUMNS = 64
+#: Bytes before the scales of each prepared matrix.
+PREPARED_HEADER = 16
+#: Element type -> what is added to an e8m0 scale: a prepared code, read as a bfloat16, is the
+#: element times 2^-bias.
+PREPARED_BIAS = {"e2m1": 126, "e4m3": 120, "e5m2": 112}
 
 
 def block_count(format: BlockFormat, columns: int) -> int:
@@ -82,16 +100,43 @@ def tcgen_offset(row: Any, block: Any, k_tiles: Any) -> Any:
     return tile * TILE_BYTES + within
 
 
-def codes_shape(format: BlockFormat, shape: Sequence[int]) -> tuple[int, ...]:
+def prepared_grid(shape: Sequence[int]) -> tuple[int, int]:
+    """Stripes of 16 rows, and of 64 columns, of a matrix (of a stack) in the sm90 layout."""
+    rows, columns = shape[-2:]
+    return -(-rows // PREPARED_ROWS), -(-columns // PREPARED_COLUMNS)
+
+
+def prepared_record(format: BlockFormat) -> int:
+    """Bytes of the scales of a stripe: 32 for blocks of 32 elements, 64 for blocks of 16."""
+    return PREPARED_ROWS * (PREPARED_COLUMNS // format.block)
+
+
+def codes_shape(
+    format: BlockFormat, shape: Sequence[int], layout: str = "linear"
+) -> tuple[int, ...]:
     """Shape of the uint8 codes of a tensor of logical ``shape`` ``[..., K]``.
+
+    Parameters
+    ----------
+    format : BlockFormat
+    shape : sequence of int
+        ``[..., K]``; ``[N, K]`` or ``[E, N, K]`` for ``"sm90"``.
+    layout : {"linear", "tcgen", "sm90"}
+        Only the last one has codes of another shape: ``[ceil(N/16), ceil(K/64), 512 or 1024]``,
+        with a leading E if there is one.
 
     Raises
     ------
     ValueError
-        ``shape`` has no axis, or K is not a multiple of the block.
+        ``shape`` has no axis, or a number of axes that the layout does not take, or K is not a
+        multiple of the block.
     """
     shape = _at_least_one_axis(shape)
     block_count(format, shape[-1])
+    if layout == PREPARED:
+        _check_matrices(shape, layout)
+        stripe = PREPARED_ROWS * PREPARED_COLUMNS // format.codes_per_byte
+        return (*shape[:-2], *prepared_grid(shape), stripe)
     return (*shape[:-1], shape[-1] // format.codes_per_byte)
 
 
@@ -102,15 +147,16 @@ def scale_shape(format: BlockFormat, shape: Sequence[int], layout: str) -> tuple
     ----------
     format : BlockFormat
     shape : sequence of int
-        ``[..., K]`` for ``"linear"``; ``[M, K]`` or ``[E, M, K]`` for ``"tcgen"``.
-    layout : {"linear", "tcgen"}
+        ``[..., K]`` for ``"linear"``; ``[M, K]`` or ``[E, M, K]`` for the others.
+    layout : {"linear", "tcgen", "sm90"}
 
     Returns
     -------
     tuple of int
         ``[..., K/V]``, or ``[ceil(M/128), ceil(K/(4V)), 32, 4, 4]`` with a leading E if there is
         one (each matrix is laid out by itself). A grouped result has ``allocated_tiles`` row
-        tiles instead.
+        tiles instead. For ``"sm90"`` one axis of ``16 + ceil(M/16) * ceil(K/64) * 1024/V`` bytes,
+        with a leading E if there is one.
 
     Raises
     ------
@@ -121,14 +167,13 @@ def scale_shape(format: BlockFormat, shape: Sequence[int], layout: str) -> tuple
     blocks = block_count(format, shape[-1])
     if layout == "linear":
         return (*shape[:-1], blocks)
-    if layout != "tcgen":
-        allowed = ", ".join(repr(name) for name in SCALE_LAYOUTS)
+    if layout not in TENSOR_LAYOUTS:
+        allowed = ", ".join(repr(name) for name in TENSOR_LAYOUTS)
         raise ValueError(f"scale_layout must be one of {allowed}; got {layout!r}")
-    if len(shape) not in (2, 3):
-        raise ValueError(
-            "scale_layout 'tcgen' takes [M, K] or [E, M, K] (scale_layout 'linear' takes any "
-            f"number of axes); got shape {tuple(shape)}"
-        )
+    _check_matrices(shape, layout)
+    if layout == PREPARED:
+        down, across = prepared_grid(shape)
+        return (*shape[:-2], PREPARED_HEADER + down * across * prepared_record(format))
     return (*shape[:-2], scale_tiles(shape[-2]), scale_k_tiles(blocks), 32, 4, 4)
 
 
@@ -159,6 +204,14 @@ def tile_starts(row_offsets: Any) -> np.ndarray:
     starts = np.zeros(max(offsets.size - 1, 0), dtype=np.int32)
     starts[1:] = ends[:-1]
     return starts
+
+
+def _check_matrices(shape: tuple[int, ...], layout: str) -> None:
+    if len(shape) not in (2, 3):
+        raise ValueError(
+            f"scale_layout {layout!r} takes [M, K] or [E, M, K] (scale_layout 'linear' takes any "
+            f"number of axes); got shape {tuple(shape)}"
+        )
 
 
 def _at_least_one_axis(shape: Sequence[int]) -> tuple[int, ...]:

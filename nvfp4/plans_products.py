@@ -33,7 +33,10 @@ from .tiling import (
     index_constants,
 )
 
-__all__ = ["grouped_matmul", "matmul"]
+__all__ = ["B_LAYOUTS", "grouped_matmul", "matmul"]
+
+#: Layouts of B that there are kernels for.
+B_LAYOUTS = ("linear", "tcgen")
 
 
 @functools.lru_cache(maxsize=1024)
@@ -263,6 +266,11 @@ def _operand_constants(
     alpha: str,
     aligned: bool,
 ) -> dict[str, Any]:
+    if b_layout not in B_LAYOUTS:
+        raise UnsupportedError(
+            f"there is no kernel yet for b with scale_layout {b_layout!r}, as "
+            "nvfp4.prepare_weights makes it: pass the weights that it was made of"
+        )
     a, b = FORMATS.get(a_format or ""), FORMATS[b_format]
     return {
         "A_ELEMENT": "none" if a is None else a.element,

@@ -14,7 +14,7 @@ import numpy as np
 
 from . import _parts
 from .arrays import Array, as_array, as_bytes, full
-from .formats import FORMATS, BlockFormat, block_format
+from .formats import FORMATS, PREPARED, BlockFormat, block_format
 
 __all__ = ["Parts", "QTensor", "check_scale_bytes", "make"]
 
@@ -38,18 +38,21 @@ class Parts(NamedTuple):
 class QTensor:
     """A tensor of block-scaled codes: ``value = element(code) * scale * decode_scale``.
 
-    Made by :func:`nvfp4.quantize` and :func:`nvfp4.grouped_quantize`, or from arrays that come
-    from elsewhere by :meth:`from_parts`. It is not an array: it has no arithmetic and turns into
-    values by :meth:`dequantize` alone. Two QTensors are equal only if they are the same object.
+    Made by :func:`nvfp4.quantize`, :func:`nvfp4.grouped_quantize` and
+    :func:`nvfp4.prepare_weights`, or from arrays that come from elsewhere by :meth:`from_parts`. It
+    is not an array: it has no arithmetic and turns into values by :meth:`dequantize` alone. Two
+    QTensors are equal only if they are the same object.
 
     Attributes
     ----------
     codes : array of uint8, [..., K/2] (nvfp4, mxfp4) or [..., K] (mxfp8)
-        Element codes. Of the four-bit formats, column 2i is the low nibble of byte i.
+        Element codes. Of the four-bit formats, column 2i is the low nibble of byte i. Prepared
+        (``"sm90"``): [ceil(N/16), ceil(K/64), 512 or 1024] after an optional leading axis.
     scales : array of uint8
         Block scales: e4m3fn for nvfp4, e8m0 for the others. With scale_layout ``"linear"`` [...,
         K/V]; with ``"tcgen"`` [ceil(M/128), ceil(K/(4V)), 32, 4, 4] after an optional leading
-        axis, grouped [tiles, ceil(K/(4V)), 32, 4, 4].
+        axis, grouped [tiles, ceil(K/(4V)), 32, 4, 4]; with ``"sm90"`` [16 + ceil(N/16) *
+        ceil(K/64) * 1024/V] after an optional leading axis.
     decode_scale : array of float32
         A **multiplier**: of shape () for the whole tensor, [..., 1] by row, [E] for stacked [E, N,
         K], [G] by range of a grouped tensor.
@@ -57,7 +60,8 @@ class QTensor:
         Canonical name of the block format.
     shape : tuple of int
         Logical shape, [..., K].
-    scale_layout : {"linear", "tcgen"}
+    scale_layout : {"linear", "tcgen", "sm90"}
+        The last one is that of weights repacked by :func:`nvfp4.prepare_weights`.
     groups : None or array of int32, int64 or uint32, [G+1]
         The row offsets of a grouped tensor.
     tile_starts : None or array of int32, int64 or uint32, [G]
@@ -99,7 +103,8 @@ class QTensor:
         Parameters
         ----------
         codes : array of uint8, [..., K/2] (nvfp4, mxfp4) or [..., K] (mxfp8)
-            For mxfp8 also an array of the format's float8 dtype, taken as bytes.
+            Of prepared weights, the shapes of the class. For mxfp8 also an array of the format's
+            float8 dtype, taken as bytes.
         scales : array of uint8
             In the layout that `scale_layout` names; the shapes are those of the class. Also an
             array of float8_e4m3fn (nvfp4) or float8_e8m0fnu (the others), taken as bytes. A
@@ -108,11 +113,12 @@ class QTensor:
         format : str or BlockFormat
             Never taken from a dtype.
         shape : tuple of int, optional
-            Logical shape; by default that of the codes, K columns wide.
+            Logical shape; by default that of the codes, K columns wide. Must be given for prepared
+            weights, whose codes are padded.
         decode_scale : array of float32, or a number, optional
             A multiplier, 1 by default; shapes as in the class. A checkpoint's *encode* scale is
             its reciprocal.
-        scale_layout : {"tcgen", "linear"}
+        scale_layout : {"tcgen", "linear", "sm90"}
         groups : array of int32, int64 or uint32, [G+1], optional
             Row offsets of a grouped tensor.
         tile_starts : array of int32, int64 or uint32, [G], optional
@@ -139,6 +145,11 @@ class QTensor:
         scale_view = as_array(scales, "scales")
         _parts.check_byte_dtype("codes", code_view.spec, _parts.code_dtypes(fmt))
         _parts.check_byte_dtype("scales", scale_view.spec, _parts.scale_dtypes(fmt))
+        if shape is None and scale_layout == PREPARED:
+            raise ValueError(
+                f"shape must be given with scale_layout {PREPARED!r}: prepared codes are padded, "
+                "so that they do not tell it"
+            )
         if shape is None:
             shape = _parts.shape_of_codes(fmt, code_view.spec)
         if decode_scale is None:

@@ -30,7 +30,6 @@ from typing import Any
 import numpy as np
 
 from . import api, arrays, epilogues
-from .errors import UnsupportedError
 from .formats import FORMATS, block_format
 from .launch import Launch
 from .layouts import allocated_tiles, codes_shape, scale_k_tiles, scale_shape
@@ -355,15 +354,7 @@ def _deinterleave_scales(shape: list[int]) -> None:
 
 
 def _prepared(b: QTensor, prepare: bool) -> QTensor:
-    if not prepare:
-        return b
-    make = getattr(api, "prepare_weights", None)
-    if make is None:
-        raise UnsupportedError(
-            "there is no prepare_weights in this version: leave it, and `prepared`, out of the file"
-        )
-    made: QTensor = make(b)
-    return made
+    return api.prepare_weights(b) if prepare else b
 
 
 def _matmul(

@@ -5,6 +5,7 @@ from __future__ import annotations
 from .dense import quantize
 from .fused import rmsnorm_quantize, swiglu_quantize
 from .grouped import grouped_quantize
+from .prepare import prepare_weights
 from .products import grouped_matmul, matmul
 from .scales import deinterleave_scales, interleave_scales
 
@@ -14,6 +15,7 @@ __all__ = [
     "grouped_quantize",
     "interleave_scales",
     "matmul",
+    "prepare_weights",
     "quantize",
     "rmsnorm_quantize",
     "swiglu_quantize",

@@ -10,7 +10,7 @@ from .. import arrays
 from .._parts import check_contiguous, check_dtype
 from ..arrays import Array
 from ..epilogue import Epilogue
-from ..formats import FORMATS
+from ..formats import FORMATS, PREPARED
 from ..tensor import Parts, QTensor, check_scale_bytes
 from ._encode import real_number
 from ._out import check_qtensor, decode_on_host
@@ -141,6 +141,11 @@ def read_operand(
         operand = Operand(name, array.shape, array, None)
     else:
         check_qtensor(name, value)
+        if plain and value.scale_layout == PREPARED:
+            raise ValueError(
+                f"{name} must have linear or tcgen scales; got scale_layout {PREPARED!r}: only b "
+                "may be prepared by nvfp4.prepare_weights"
+            )
         operand = Operand(name, value.shape, None, value)
     if len(operand.shape) != len(axes):
         raise ValueError(f"{name} must have shape [{', '.join(axes)}]; got {operand.shape}")

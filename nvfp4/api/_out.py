@@ -10,7 +10,7 @@ import numpy as np
 from .. import arrays
 from .._parts import check_contiguous, check_dtype
 from ..arrays import Array, Spec
-from ..formats import BlockFormat
+from ..formats import PREPARED, BlockFormat
 from ..tensor import Parts, QTensor, make
 
 __all__ = [
@@ -43,6 +43,11 @@ def check_out_tensor(out: Any, fmt: BlockFormat) -> Parts:
     check_qtensor("out", out)
     if out.format != fmt.name:
         raise ValueError(f"out must be a QTensor of format {fmt.name}; got one of {out.format}")
+    if out.scale_layout == PREPARED:
+        raise ValueError(
+            f"out must have linear or tcgen scales; got scale_layout {PREPARED!r}: only "
+            "nvfp4.prepare_weights writes prepared weights"
+        )
     parts: Parts = out.parts
     return parts
 

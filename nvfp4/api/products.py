@@ -8,6 +8,7 @@ import numpy as np
 
 from .. import arrays
 from ..arrays import Array
+from ..formats import PREPARED
 from ..tensor import QTensor
 from . import _place
 from ._operands import (
@@ -48,7 +49,7 @@ def matmul(
     a : QTensor, or array of bfloat16 or float16, [M, K]
         An array is multiplied as it is (weight-only quantisation).
     b : QTensor, [N, K]
-        Of any format, not only that of `a`.
+        Of any format, not only that of `a`; as it is, or as :func:`nvfp4.prepare_weights` made it.
     alpha : number, or array of float32 of shape ()
         On the device of `a`, if it is an array there.
     out : array of `out_dtype`, [M, N], or QTensor, optional
@@ -117,6 +118,7 @@ def grouped_matmul(
         A grouped QTensor has these `row_offsets` as its groups. With `row_indices`, a QTensor with
         linear scales.
     b : QTensor, [E, N, K]
+        As in :func:`nvfp4.matmul`.
     row_offsets : array of int32, int64 or uint32, [G+1]
         Range i is rows row_offsets[i] to row_offsets[i+1] - 1 of the R rows of the result.
     expert_ids : array of int32 or int64, [G], optional
@@ -261,6 +263,8 @@ class _Product(NamedTuple):
             buffers["a"], facts["a_row_stride"] = _rows_of(self.a.plain, where)
             steps = facts["a_row_stride"] * self.a.plain.spec.itemsize
         read = (buffers["a"] or buffers["a_codes"], buffers["b_codes"])
+        if facts["b_layout"] == PREPARED:  # its scales are read in pieces, too
+            steps |= buffers["b_scales"].pointer
         facts["aligned"] = not (read[0].pointer | read[1].pointer | steps) & 15
         if self.ranges is not None:
             starts = None if self.a.parts is None else self.a.parts.tile_starts

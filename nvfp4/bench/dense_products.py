@@ -19,7 +19,7 @@ from .run import Options, Run
 from .shapes import DENSE_PRODUCTS, DenseProduct
 from .targets import product_floor
 from .timing import FOOTPRINT, Timing
-from .weights import bits_of, copies_of, make_weights, prepared, values_of
+from .weights import bits_of, copies_of, make_weights, prepared, prepares, values_of
 
 __all__ = ["FORMATS_BY_DEFAULT", "Pace", "calls", "measure", "timed_product"]
 
@@ -33,7 +33,7 @@ def calls(
     options: Options, products: Iterable[DenseProduct] = DENSE_PRODUCTS
 ) -> list[dict[str, Any]]:
     """What is called, as ``nvfp4 compile --shapes`` takes it."""
-    prepare = {"prepared": True} if hasattr(api, "prepare_weights") else {}
+    prepare = {"prepared": True} if prepares() else {}
     formats = list(options.chosen(FORMATS_BY_DEFAULT))
     probe = [DenseProduct(*_PROBE, ratio=0)]
     return [

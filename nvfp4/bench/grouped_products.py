@@ -23,7 +23,7 @@ from .report import failed, row, skipped
 from .run import Options, Run
 from .shapes import GROUPED_PRODUCTS, TOKENS, Layer
 from .targets import grouped_floor
-from .weights import bits_of, copies_of, make_weights, prepared, values_of
+from .weights import bits_of, copies_of, make_weights, prepared, prepares, values_of
 
 __all__ = ["Routing", "calls", "measure", "routings"]
 
@@ -89,7 +89,7 @@ def routings(tokens: int, experts: int, top_k: int, seed: int = 4242) -> list[Ro
 
 def calls(options: Options, layers: Iterable[Layer] = GROUPED_PRODUCTS) -> list[dict[str, Any]]:
     """What is called, as ``nvfp4 compile --shapes`` takes it."""
-    prepare = {"prepared": True} if hasattr(api, "prepare_weights") else {}
+    prepare = {"prepared": True} if prepares() else {}
     made: list[dict[str, Any]] = []
     for fmt in options.chosen(FORMATS_BY_DEFAULT):
         base = {"call": "grouped_matmul", "a": "bfloat16", "b": fmt} | prepare

@@ -7,15 +7,15 @@ from typing import Any
 
 import numpy as np
 
-from .. import api, golden
-from ..formats import FORMATS, BlockFormat
+from .. import api, golden, plans_products
+from ..formats import FORMATS, PREPARED, BlockFormat
 from ..layouts import codes_shape, scale_shape
 from ..tensor import QTensor
 from .correct import scale_offsets
 from .devices import Device
 from .timing import FOOTPRINT
 
-__all__ = ["bits_of", "copies_of", "make_weights", "prepared", "values_of"]
+__all__ = ["bits_of", "copies_of", "make_weights", "prepared", "prepares", "values_of"]
 
 MOST_COPIES = 64
 #: Scale bytes from .. to (not included): values near 1, none of them special.
@@ -44,11 +44,14 @@ def make_weights(device: Device, fmt: BlockFormat, shape: tuple[int, ...]) -> QT
     return QTensor.from_parts(codes, scales, fmt, shape=shape, decode_scale=decode)
 
 
+def prepares() -> bool:
+    """Whether products have kernels for prepared weights."""
+    return PREPARED in plans_products.B_LAYOUTS
+
+
 def prepared(weights: QTensor) -> QTensor:
-    """As the kernels like it best, where the library has a way to repack."""
-    prepare = getattr(api, "prepare_weights", None)
-    made: QTensor = weights if prepare is None else prepare(weights)
-    return made
+    """As the kernels like it best."""
+    return api.prepare_weights(weights) if prepares() else weights
 
 
 def values_of(

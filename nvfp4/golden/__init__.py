@@ -17,6 +17,7 @@ from .dequantize import dequantize, element_scale_product
 from .grouped import grouped_quantize
 from .interleave import deinterleave_scales, interleave_scales
 from .matmul import grouped_matmul, matmul
+from .prepare import prepare_weights, unprepare_weights
 from .quantize import quantize
 from .scales import amax_encode_scale, e8m0_scale, row_amax_encode_scale
 
@@ -38,7 +39,9 @@ __all__ = [
     "grouped_quantize",
     "interleave_scales",
     "matmul",
+    "prepare_weights",
     "quantize",
     "row_amax_encode_scale",
+    "unprepare_weights",
     "widen",
 ]

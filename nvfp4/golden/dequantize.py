@@ -11,11 +11,12 @@ from typing import Any
 
 import numpy as np
 
-from ..formats import BlockFormat
+from ..formats import PREPARED, BlockFormat
 from ..layouts import TILE_ROWS, block_count
 from .casts import E2M1_TABLE, ELEMENT_TABLES, SCALE_TABLES, cast_float
 from .grouped import Rows, assign_rows
 from .interleave import deinterleave_scales
+from .prepare import unprepare_weights
 
 __all__ = ["dequantize", "element_scale_product"]
 
@@ -64,14 +65,15 @@ def dequantize(
     Parameters
     ----------
     codes : numpy.ndarray of uint8, [..., K/2] or [..., K]
+        Stripes, of prepared weights.
     scales : numpy.ndarray of uint8
-        [..., K/V] linear, or tcgen tiles.
+        [..., K/V] linear, or tcgen tiles, or those of prepared weights.
     decode_scale : float32 of shape (), [M, 1] by row; [E] or [E, N, 1] for a stack of matrices;
         [G] or [R, 1] for a grouped result. A multiplier.
     fmt : BlockFormat
     shape : sequence of int
         Logical shape [..., K].
-    scale_layout : {"linear", "tcgen"}
+    scale_layout : {"linear", "tcgen", "sm90"}
     dtype : str or numpy.dtype
         "float32", "float16" or "bfloat16": rounded to nearest even, overflow to infinity.
     row_offsets : array_like of int, [G+1], optional
@@ -112,7 +114,9 @@ def _products(
     blocks = block_count(fmt, shape[-1])
     if not out.size:
         return out
-    if scale_layout == "tcgen" and where is None:
+    if scale_layout == PREPARED:
+        codes, scales = unprepare_weights(codes, scales, fmt, shape=shape)
+    elif scale_layout == "tcgen" and where is None:
         scales = deinterleave_scales(scales, (shape[-2], blocks))
     elif scale_layout == "tcgen" and where is not None:
         scales = deinterleave_scales(scales, (scales.shape[0] * TILE_ROWS, blocks))

@@ -15,7 +15,7 @@ import nvfp4
 PUBLIC = {
     "BlockFormat", "Epilogue", "QTensor", "SimulationError", "ToolchainError", "UnsupportedError",
     "deinterleave_scales", "epilogues", "grouped_matmul", "grouped_quantize", "interleave_scales",
-    "matmul", "quantize", "rmsnorm_quantize", "simulate", "swiglu_quantize",
+    "matmul", "prepare_weights", "quantize", "rmsnorm_quantize", "simulate", "swiglu_quantize",
 }  # fmt: skip
 
 SIGNATURES = {
@@ -33,6 +33,7 @@ SIGNATURES = {
     "matmul": "(a, b, *, alpha=1.0, out=None, out_dtype='bfloat16', epilogue=None, stream=None)",
     "grouped_matmul": "(a, b, *, row_offsets, expert_ids=None, row_indices=None, alpha=None, "
     "out=None, out_dtype='bfloat16', epilogue=None, stream=None)",
+    "prepare_weights": "(b, *, out=None, stream=None)",
     "interleave_scales": "(scales, *, out=None, stream=None)",
     "deinterleave_scales": "(scales, shape, *, out=None, stream=None)",
 }

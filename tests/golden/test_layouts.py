@@ -92,7 +92,7 @@ def test_a_partial_block_is_refused_with_the_multiple_in_the_message(fmt):
 
 
 def test_wrong_layouts_and_axes_are_refused_by_name():
-    with pytest.raises(ValueError, match="'linear', 'tcgen'; got 'swizzled'"):
+    with pytest.raises(ValueError, match="'linear', 'tcgen', 'sm90'; got 'swizzled'"):
         layouts.scale_shape(NVFP4, (4, 16), "swizzled")
     for shape in ((16,), (2, 3, 4, 16)):
         with pytest.raises(ValueError, match=r"\[M, K\] or \[E, M, K\]"):
