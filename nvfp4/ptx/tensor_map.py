@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import itertools
 import struct
+from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
 
@@ -28,9 +29,13 @@ ELEMENTS = {
     "f64": (9, 8),
     "bf16": (10, 2),
 }
+#: Sixteen 4-bit elements, 8 bytes of global memory, that stand in 16 bytes of shared memory, the
+#: other 8 undefined: what a product of 8-bit with 4-bit elements reads (Blackwell). Loads only.
+PADDED = "b4x16_p64"
+_PADDED_NUMBER = 12
 _DRIVER_NAMES = {"u8": "UINT8", "u16": "UINT16", "u32": "UINT32", "i32": "INT32", "u64": "UINT64"}
 _DRIVER_NAMES |= {"i64": "INT64", "f16": "FLOAT16", "f32": "FLOAT32", "f64": "FLOAT64"}
-_DRIVER_NAMES |= {"bf16": "BFLOAT16"}
+_DRIVER_NAMES |= {"bf16": "BFLOAT16", PADDED: "16U4_ALIGN16B"}
 #: Width of a swizzle in bytes (0: none) -> its number in the map.
 SWIZZLES = {0: 0, 32: 1, 64: 2, 128: 3}
 _MARK = b"nvfp4 simulated\0"
@@ -53,7 +58,9 @@ class TensorMap:
     address
         Of element 0 in global memory, a multiple of 16.
     element
-        One of `ELEMENTS`.
+        One of `ELEMENTS`, or `PADDED`, with further rules: the innermost extent is a multiple of
+        128 and that of the box 128, address and strides are multiples of 32, the swizzle is 128 or
+        none.
     shape
         Extents in elements, innermost first, 1 to 5 of them.
     strides
@@ -78,9 +85,9 @@ class TensorMap:
     swizzle: int = 0
 
     def __post_init__(self) -> None:
-        if self.element not in ELEMENTS:
+        if self.element not in ELEMENTS and not self.padded:
             raise ValueError(
-                f"`element` must be one of {', '.join(ELEMENTS)}; got {self.element!r}"
+                f"`element` must be one of {', '.join(ELEMENTS)}, {PADDED}; got {self.element!r}"
             )
         if self.swizzle not in SWIZZLES:
             raise ValueError(f"`swizzle` must be one of 128, 64, 32, 0; got {self.swizzle!r}")
@@ -98,23 +105,48 @@ class TensorMap:
             raise ValueError(f"`strides` must be multiples of 16 below 2^40; got {self.strides}")
         if not all(1 <= extent <= 256 for extent in self.box):
             raise ValueError(f"`box` must be of extents from 1 to 256; got {self.box}")
+        if self.padded:
+            self._check_padded()
+            return
         inner = self.box[0] * self.itemsize
         if inner % 16 or (self.swizzle and inner != self.swizzle):
             needed = self.swizzle or "a multiple of 16"
             raise ValueError(f"the innermost extent of `box` must be {needed} bytes; got {inner}")
 
-    @property
-    def itemsize(self) -> int:
-        """Bytes of an element."""
-        return ELEMENTS[self.element][1]
+    def _check_padded(self) -> None:
+        if self.shape[0] % 128 or self.box[0] != 128 or self.swizzle not in (0, 128):
+            raise ValueError(
+                f"with {PADDED} the innermost extent must be a multiple of 128, that of `box` 128, "
+                f"`swizzle` 128 or 0; got {self.shape[0]}, {self.box[0]}, {self.swizzle}"
+            )
+        if self.address % 32 or any(stride % 32 for stride in self.strides):
+            raise ValueError(
+                f"with {PADDED} `address` and `strides` must be multiples of 32; got "
+                f"{self.address:#x}, {self.strides}"
+            )
 
     @property
-    def box_bytes(self) -> int:
-        """Bytes of a box in shared memory, and what a load counts at its mbarrier."""
+    def padded(self) -> bool:
+        """Whether elements are spread as `PADDED` says."""
+        return self.element == PADDED
+
+    @property
+    def itemsize(self) -> int:
+        """Bytes of an element in shared memory."""
+        return 1 if self.padded else ELEMENTS[self.element][1]
+
+    @property
+    def shared_bytes(self) -> int:
+        """Bytes that a box takes in shared memory."""
         nbytes = self.itemsize
         for extent in self.box:
             nbytes *= extent
         return nbytes
+
+    @property
+    def box_bytes(self) -> int:
+        """Bytes that a load of a box counts at its mbarrier: those of global memory."""
+        return self.shared_bytes // 2 if self.padded else self.shared_bytes
 
     @property
     def alignment(self) -> int:
@@ -127,7 +159,10 @@ class TensorMap:
         Returns
         -------
         list of (shared address, global address or None outside of the tensor, bytes)
+            The undefined bytes of a padded map are in none of them.
         """
+        if self.padded:
+            return self._padded_pieces(place, shared)
         size = self.itemsize
         inner = self.box[0] * size
         # Bytes of a row that lie inside of the tensor.
@@ -135,14 +170,8 @@ class TensorMap:
         high = min(max(self.shape[0] - place[0], 0), self.box[0]) * size
         chunk = 16 if self.swizzle else inner
         found: list[tuple[int, int | None, int]] = []
-        outer = [range(extent) for extent in reversed(self.box[1:])]
-        for row, index in enumerate(itertools.product(*outer)):
-            at = [start + step for start, step in zip(place[1:], reversed(index), strict=True)]
-            inside = all(
-                0 <= where < extent for where, extent in zip(at, self.shape[1:], strict=True)
-            )
-            base = self.address + place[0] * size
-            base += sum(where * stride for where, stride in zip(at, self.strides, strict=True))
+        for row, (inside, base) in enumerate(self._rows(place)):
+            base += place[0] * size
             for first in range(0, inner, chunk):
                 cuts = sorted({first, *(c for c in (low, high) if first < c < first + chunk)})
                 for begin, end in itertools.pairwise([*cuts, first + chunk]):
@@ -151,11 +180,34 @@ class TensorMap:
                     found.append((target, base + begin if there else None, end - begin))
         return found
 
+    def _rows(self, place: tuple[int, ...]) -> Iterator[tuple[bool, int]]:
+        """For each row of the box: whether it is inside, and where its element 0 is."""
+        outer = [range(extent) for extent in reversed(self.box[1:])]
+        for index in itertools.product(*outer):
+            at = [start + step for start, step in zip(place[1:], reversed(index), strict=True)]
+            inside = all(
+                0 <= where < extent for where, extent in zip(at, self.shape[1:], strict=True)
+            )
+            steps = sum(where * stride for where, stride in zip(at, self.strides, strict=True))
+            yield inside, self.address + steps
+
+    def _padded_pieces(
+        self, place: tuple[int, ...], shared: int
+    ) -> list[tuple[int, int | None, int]]:
+        found: list[tuple[int, int | None, int]] = []
+        within = 0 <= place[0] < self.shape[0]
+        for row, (inside, base) in enumerate(self._rows(place)):
+            for chunk in range(8):
+                target = swizzled(shared + row * 128 + 16 * chunk, self.swizzle)
+                source = base + place[0] // 2 + 8 * chunk
+                found.append((target, source if inside and within else None, 8))
+        return found
+
 
 def encode(tensor: TensorMap) -> bytes:
     """Return the 128 bytes of a map for the simulated machine."""
     rank = len(tensor.shape)
-    number, _ = ELEMENTS[tensor.element]
+    number = _PADDED_NUMBER if tensor.padded else ELEMENTS[tensor.element][0]
     word = rank - 1 << 4 | number << 7 | SWIZZLES[tensor.swizzle] << 13
     strides = [stride >> 4 for stride in tensor.strides] + [0] * (5 - rank)
     high = sum((stride >> 32) << (4 * at) for at, stride in enumerate(strides))
@@ -190,7 +242,7 @@ def decode(data: bytes, address: int | None = None) -> TensorMap:
         )
     start, word, *rest = struct.unpack_from("<QI4II5I3x5B", data)
     rank = (word >> 4 & 7) + 1
-    names = {number: name for name, (number, _) in ELEMENTS.items()}
+    names = {number: name for name, (number, _) in ELEMENTS.items()} | {_PADDED_NUMBER: PADDED}
     widths = {number: width for width, number in SWIZZLES.items()}
     low, high, sizes, box = rest[:4], rest[4], rest[5:10], rest[10:15]
     strides = [(part | (high >> (4 * at) & 15) << 32) << 4 for at, part in enumerate(low)]
@@ -238,7 +290,8 @@ def encode_on_card(tensor: TensorMap) -> bytes:
             rank,
             tensor.address,
             [cuda.cuuint64_t(extent) for extent in tensor.shape],
-            [cuda.cuuint64_t(stride) for stride in tensor.strides],
+            # One stride at least: the driver refuses an empty list, though it needs none of rank 1.
+            [cuda.cuuint64_t(stride) for stride in tensor.strides or (16,)],
             [cuda.cuuint32_t(extent) for extent in tensor.box],
             [cuda.cuuint32_t(1)] * rank,
             cuda.CUtensorMapInterleave.CU_TENSOR_MAP_INTERLEAVE_NONE,

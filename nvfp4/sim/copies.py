@@ -94,8 +94,18 @@ def _alive(thread: Thread, name: str) -> None:
 # Loads -------------------------------------------------------------------------------------------
 
 
-def _load(thread: Thread, name: str, pieces: list[Piece], address: int, expected: int) -> None:
-    """Move pieces from global to shared memory and count `expected` bytes at an mbarrier."""
+def _load(
+    thread: Thread,
+    name: str,
+    pieces: list[Piece],
+    address: int,
+    expected: int,
+    box: tuple[int, int] | None = None,
+) -> None:
+    """Move pieces from global to shared memory and count `expected` bytes at an mbarrier.
+
+    `box`: start and bytes of what is written, where some of it is left undefined.
+    """
     barrier: MBarrier = find_for_engine(thread, address, name)
     agent = barrier.agent
     agent.issued += 1
@@ -107,11 +117,14 @@ def _load(thread: Thread, name: str, pieces: list[Piece], address: int, expected
     inside = ((source, nbytes) for _, source, nbytes in pieces if source is not None)
     for source, nbytes in joined(inside):
         memory.begin_read(access, source, nbytes)
-    for target, nbytes in joined((target, nbytes) for target, _, nbytes in pieces):
+    covered = ((target, nbytes) for target, _, nbytes in pieces) if box is None else [box]
+    for target, nbytes in joined(covered):
         shared.begin_write(access, target, nbytes)
 
     def complete() -> None:
         _alive(thread, name)
+        if box is not None:
+            shared.forget(*box)
         for target, source, nbytes in pieces:
             data = bytes(nbytes) if source is None else memory.take(source, nbytes)
             shared.put(target, data)
@@ -298,25 +311,43 @@ def tensormap_prefetch(thread: Thread, address: int) -> None:
 
 def _tile(
     thread: Thread, name: str, descriptor: int, place: tuple[int, ...], shared: int
-) -> tuple[list[Piece], int]:
+) -> tuple[list[Piece], Any]:
     tensor = _tensor_map(thread, descriptor, name)
     if len(place) != len(tensor.shape):
         raise InvalidOperand(
             f"{name}: {len(place)} coordinates for a tensor map of {len(tensor.shape)} dimensions"
         )
     _aligned(name, tensor.alignment, shared=shared)
-    return tensor.pieces(place, shared), tensor.box_bytes
+    # As measured on an H200, where both end the kernel with an illegal instruction.
+    if not tensor.padded and place[0] * tensor.itemsize % 16:
+        raise InvalidOperand(
+            f"{name}: the box begins {place[0] * tensor.itemsize} bytes from the start of a row; "
+            "it must be a multiple of 16"
+        )
+    if name == "tensor store" and min(place) < 0:
+        raise InvalidOperand(f"{name}: coordinates must not be negative; got {place}")
+    if tensor.padded:
+        _needs(thread, f"a {name} of padded 4-bit elements", (10, 0))
+        if place[0] % 128:
+            raise InvalidOperand(
+                f"{name}: with padded 4-bit elements the first coordinate is a multiple of 128; "
+                f"got {place[0]}"
+            )
+    return tensor.pieces(place, shared), tensor
 
 
 def tma_load(
     thread: Thread, target: int, descriptor: int, place: tuple[int, ...], barrier: int
 ) -> None:
     """Model of ``cp.async.bulk.tensor`` to shared memory."""
-    pieces, nbytes = _tile(thread, "tensor load", descriptor, place, target)
-    _load(thread, "tensor load", pieces, barrier, nbytes)
+    pieces, tensor = _tile(thread, "tensor load", descriptor, place, target)
+    box = (target, tensor.shared_bytes) if tensor.padded else None
+    _load(thread, "tensor load", pieces, barrier, tensor.box_bytes, box)
 
 
 def tma_store(thread: Thread, descriptor: int, place: tuple[int, ...], source: int) -> None:
     """Model of ``cp.async.bulk.tensor`` to global memory."""
-    pieces, _ = _tile(thread, "tensor store", descriptor, place, source)
+    pieces, tensor = _tile(thread, "tensor store", descriptor, place, source)
+    if tensor.padded:
+        raise InvalidOperand("tensor store: padded 4-bit elements can be loaded only")
     _store(thread, "tensor store", pieces)

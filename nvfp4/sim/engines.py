@@ -32,6 +32,20 @@ from .mbarriers import (
     mbarrier_wait,
 )
 from .order import proxy_fence
+from .tcgen05 import (
+    tcgen05_alloc,
+    tcgen05_commit,
+    tcgen05_cp,
+    tcgen05_dealloc,
+    tcgen05_fence_after,
+    tcgen05_fence_before,
+    tcgen05_ld,
+    tcgen05_mma,
+    tcgen05_relinquish,
+    tcgen05_st,
+    tcgen05_wait_ld,
+    tcgen05_wait_st,
+)
 from .warpgroups import setmaxnreg, wgmma, wgmma_commit, wgmma_fence, wgmma_values, wgmma_wait
 
 __all__ = [
@@ -55,6 +69,18 @@ __all__ = [
     "mma_resolver",
     "proxy_fence",
     "setmaxnreg",
+    "tcgen05_alloc",
+    "tcgen05_commit",
+    "tcgen05_cp",
+    "tcgen05_dealloc",
+    "tcgen05_fence_after",
+    "tcgen05_fence_before",
+    "tcgen05_ld",
+    "tcgen05_mma",
+    "tcgen05_relinquish",
+    "tcgen05_st",
+    "tcgen05_wait_ld",
+    "tcgen05_wait_st",
     "tensormap_acquire",
     "tensormap_prefetch",
     "tensormap_release",

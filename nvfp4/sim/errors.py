@@ -24,6 +24,7 @@ __all__ = [
     "NotAwaited",
     "OutOfBounds",
     "ReadOnlyWrite",
+    "TensorMemoryError",
     "Trap",
     "UnwrittenRead",
     "WarpMaskError",
@@ -131,6 +132,10 @@ class MBarrierError(Finding):
 
 class WrongParity(MBarrierError):
     """A wait for a phase of an mbarrier that lies two or more phases back."""
+
+
+class TensorMemoryError(Finding):
+    """Tensor memory that is not allocated, is given back twice or never, or lies crosswise."""
 
 
 class WarpMaskError(Finding):

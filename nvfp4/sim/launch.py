@@ -235,6 +235,11 @@ class Launch:
                 self._blame(error, pending.threads[0])
         if not block.live:
             self.blocks.remove(block)
+            for check in block.state.get("at end", ()):
+                try:
+                    check()
+                except Finding as error:
+                    self._blame(error, thread)
             return
         if not block.barriers:
             return

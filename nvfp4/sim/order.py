@@ -152,6 +152,10 @@ class Clock:
         """An agent's operations up to this number are known to whoever acquires this later."""
         _merge(self.known, {block: [0] * agent.slot + [number]})
 
+    def hand_on(self, block: Block, seen: list[int]) -> None:
+        """What a thread of `block` had seen is known to whoever acquires this later."""
+        _merge(self.known, {block: seen})
+
     def copy(self) -> Clock:
         """Return one that knows the same, and what is released to this from now on no more."""
         made = Clock()
@@ -228,6 +232,11 @@ def ordered(record: Record | tuple[Any, int], thread: Thread | Access | View) ->
 _ordered = ordered
 
 
+def reached(view: list[int], slot: int, number: int) -> bool:
+    """Whether a view, a thread's `seen`, has come to this number in a place."""
+    return slot < len(view) and view[slot] >= number
+
+
 class View:
     """What a thread had seen at some time."""
 
@@ -278,7 +287,8 @@ def fenced(record: Record | tuple[Any, int], access: Access, kind: str) -> bool:
     return all(made and ordered(record, made[0][1]) for made in last)
 
 
-def _here(thread: Thread | Access, atomic: bool) -> Record:
+def here(thread: Thread | Access, atomic: bool = False) -> Record:
+    """An access of `thread` at the line of the kernel that runs."""
     frame = sys._getframe(2)
     while not is_kernel_code(frame.f_code):
         back = frame.f_back
@@ -288,7 +298,8 @@ def _here(thread: Thread | Access, atomic: bool) -> Record:
     return (thread, thread.clock, frame.f_code, frame.f_lasti, atomic)
 
 
-def _who(record: Record, block: Block) -> str:
+def who(record: Record, block: Block) -> str:
+    """The thread or engine of an access, and its line, for messages."""
     other, code = record[0], record[2]
     where = f"{code.co_filename}:{line_of(code, record[3])}"
     if isinstance(other, Access):
@@ -329,7 +340,7 @@ class Shadow:
 
     def read(self, thread: Thread | Access, start: int, stop: int, atomic: bool = False) -> None:
         """Note a read of cells start..stop-1; an unordered write of another thread raises."""
-        record = _here(thread, atomic)
+        record = here(thread, atomic)
         writers = self._writers[start:stop]
         first = writers[0]
         if writers.count(first) == len(writers):
@@ -390,7 +401,7 @@ class Shadow:
         `silent` says that the write stores the value that is there. Two writes of one value are not
         reported: many threads that set the same flag are common, and harmless.
         """
-        record = _here(thread, atomic)
+        record = here(thread, atomic)
         writers = self._writers[start:stop]
         readers = self._readers[start:stop]
         count = len(writers)
@@ -425,11 +436,11 @@ class Shadow:
             if key not in known:
                 known[key] = fenced(writer, access, kind)
             if not known[key]:
-                who = _who(writer, access.block)
+                writing = who(writer, access.block)
                 raise MissingFence(
                     f"missing fence: the {access.name} touches {self._name(start + offset)}, which "
-                    f"{who} wrote by the ordinary proxy, and no fence.proxy.async of {kind} memory "
-                    "stands between the two",
+                    f"{writing} wrote by the ordinary proxy, and no fence.proxy.async of {kind} "
+                    "memory stands between the two",
                     address=self._address(start + offset),
                 )
 
@@ -444,14 +455,14 @@ class Shadow:
             verb = "reads" if did == "read" else "writes"
             raise NotAwaited(
                 f"not waited for: {self._name(cell)}: {me} {does} what "
-                f"{_who(earlier, thread.block)} {verb}, and nothing orders the two "
+                f"{who(earlier, thread.block)} {verb}, and nothing orders the two "
                 f"({other.wait} would)",
                 address=self._address(cell),
             )
         if isinstance(thread, Access):
             raise DataRace(
                 f"data race: {self._name(cell)}: the {thread.name} {does} what "
-                f"{_who(earlier, thread.block)} {did}, and nothing orders the two (a barrier "
+                f"{who(earlier, thread.block)} {did}, and nothing orders the two (a barrier "
                 "before it is issued would)",
                 address=self._address(cell),
             )

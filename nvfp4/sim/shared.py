@@ -122,6 +122,10 @@ class SharedMemory:
         offset = address - self.base
         self.data[offset : offset + len(data)] = data
 
+    def forget(self, address: int, nbytes: int) -> None:
+        """Leave bytes undefined, in bounds: what an engine says it does not write."""
+        self.put(address, bytes([POISON]) * nbytes)
+
     def _check_bounds(self, what: str, address: int, nbytes: int) -> None:
         offset = address - self.base
         if offset < 0 or offset + nbytes > self.size:
@@ -243,6 +247,13 @@ class CheckedSharedMemory(SharedMemory):
         offset = address - self.base
         if self._written is not None:
             self._written[offset : offset + len(data)] = b"\1" * len(data)
+
+    def forget(self, address: int, nbytes: int) -> None:
+        """Leave bytes undefined, in bounds; to read them is an error."""
+        super().put(address, bytes([POISON]) * nbytes)
+        offset = address - self.base
+        if self._written is not None:
+            self._written[offset : offset + nbytes] = bytes(nbytes)
 
     def note_write(
         self, address: int, nbytes: int, atomic: bool = False, silent: bool = False
