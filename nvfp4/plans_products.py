@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import functools
+from dataclasses import replace
 from types import FunctionType
 from typing import Any
 
+from . import plans_prepared
 from .epilogue import EpilogueCode
 from .errors import UnsupportedError
-from .formats import FORMATS
+from .formats import FORMATS, PREPARED
+from .kernels.matmul_decode import matmul_decode_kernel
 from .kernels.matmul_naive import (
     EPILOGUE_ARRAYS,
     EPILOGUE_TYPES,
@@ -62,7 +65,9 @@ def matmul(
     out_tiles: None = None,
     out_starts_dtype: None = None,
     aligned: bool = False,
+    map_alignment: int = 0,
     reference: bool = False,
+    processors: int = 132,
 ) -> Launches:
     """The product of A [rows, depth] with B [columns, depth] transposed.
 
@@ -91,8 +96,12 @@ def matmul(
         What only other products have: None.
     aligned : bool
         Whether the arrays of elements and codes, and A's rows, are multiples of 16 bytes.
+    map_alignment : {0, 16, 32}
+        What the codes of both operands are multiples of; 0 where their scales are not of 16.
     reference : bool
         Take the reference kernel, k ascending, whatever there is that is faster.
+    processors : int
+        Multiprocessors of the card.
 
     Returns
     -------
@@ -107,6 +116,11 @@ def matmul(
     """
     facts = (a_format, a_dtype, a_layout, decode_a, b_format, b_layout, decode_b, alpha, aligned)
     constants = _operand_constants(*facts) | _result_constants(out_dtype, out_layout, epilogue)
+    if b_layout == PREPARED:
+        indices = ("b_codes",) * 4
+        numbers = (rows, rows, columns, depth, _row_units(a_format, depth, a_row_stride))
+        numbers += (0, 1, ceil_div(rows, TILE_ROWS))
+        return _prepared(arch, constants, a_format, alpha, epilogue, indices, numbers, processors)
     program = _with_epilogue(matmul_kernel(_dtypes(epilogue)).program(**constants), epilogue)
     high, wide = _result_extent(rows, columns, out_dtype, out_layout, epilogue)
     block = block_for(wide, high, _smallest_row(out_dtype))
@@ -122,6 +136,21 @@ def matmul(
         grid = at_least_one(grid)
     if reference:
         return (Launch(program, grid, block, 0, args),)
+    if rows * columns * depth >= _FEW_PRODUCTS:
+        launch = plans_blackwell.product(
+            arch,
+            constants,
+            rows=rows,
+            columns=columns,
+            depth=depth,
+            row_tiles=ceil_div(rows, TILE_ROWS),
+            experts=None,
+            alignment=map_alignment,
+            dtypes=_dtypes(epilogue),
+            args=args,
+        )
+        if launch is not None:
+            return (dataclasses.replace(launch, program=_with_epilogue(launch.program, epilogue)),)
     tiles_down, tiles_across = ceil_div(rows, _TILE), ceil_div(columns, _TILE)
     if _for_tensor_cores(constants, rows * columns * depth, (tiles_down, tiles_across)):
         program = _with_epilogue(
@@ -187,6 +216,8 @@ def grouped_matmul(
     a_row_stride: int | None = None,
     b_dtype: None = None,
     aligned: bool = False,
+    map_alignment: int = 0,
+    processors: int = 132,
 ) -> Launches:
     """The product of each range of rows of A with the matrix of its expert.
 
@@ -194,7 +225,7 @@ def grouped_matmul(
     ----------
     arch, columns, depth, a_format, a_dtype, b_format, b_layout, b_dtype
         As in :func:`matmul`; B is [experts, columns, depth].
-    out_dtype, out_layout, epilogue, a_row_stride, aligned
+    out_dtype, out_layout, epilogue, a_row_stride, aligned, map_alignment
         As in :func:`matmul`.
     input_rows, rows : int
         Of A, and of the result.
@@ -227,6 +258,13 @@ def grouped_matmul(
     constants = _operand_constants(*facts) | _result_constants(out_dtype, out_layout, epilogue)
     constants |= index_constants(offsets_dtype, ids_dtype, indices_dtype, out_starts_dtype)
     constants["A_STARTS"] = starts_dtype or "none"
+    if b_layout == PREPARED:
+        indices = ("row_offsets", "expert_ids", "row_indices", "tile_starts")
+        numbers = (input_rows, rows, columns, depth, _row_units(a_format, depth, a_row_stride))
+        numbers += (groups, experts, allocated_tiles(rows, groups) if a_tiles is None else a_tiles)
+        return _prepared(
+            arch, constants, a_format, alpha, epilogue, indices, numbers, processors, grouped=True
+        )
     kernel = grouped_matmul_kernel(_dtypes(epilogue))
     program = _with_epilogue(kernel.program(**constants), epilogue)
     _, wide = _result_extent(rows, columns, out_dtype, out_layout, epilogue)
@@ -246,6 +284,21 @@ def grouped_matmul(
         *(input_rows, rows, columns, depth, _row_units(a_format, depth, a_row_stride)),
         *(groups, experts, tiles if a_tiles is None else a_tiles, out_tiles or 0),
     )
+    if rows * columns * depth >= _FEW_PRODUCTS and groups:
+        launch = plans_blackwell.product(
+            arch,
+            constants,
+            rows=rows,
+            columns=columns,
+            depth=depth,
+            row_tiles=tiles,
+            experts=experts,
+            alignment=map_alignment,
+            dtypes=_dtypes(epilogue),
+            args=args,
+        )
+        if launch is not None:
+            return (dataclasses.replace(launch, program=_with_epilogue(launch.program, epilogue)),)
     across = ceil_div(columns, _TILE)
     if _for_tensor_cores(constants, rows * columns * depth, (2 * tiles, across)) and groups:
         kernel = grouped_matmul_sm80_kernel(_dtypes(epilogue))
@@ -253,6 +306,42 @@ def grouped_matmul(
         grid, block = (2 * tiles, across, 1), (THREADS, 1, 1)
         return (Launch(program, grid, block, _shared_bytes(constants), args),)
     return (Launch(program, grid, block, 0, args),)
+
+
+def _prepared(
+    arch: str,
+    constants: dict[str, Any],
+    a_format: str | None,
+    alpha: str,
+    epilogue: EpilogueCode | None,
+    indices: tuple[str, ...],
+    numbers: tuple[int, ...],
+    processors: int,
+    *,
+    grouped: bool = False,
+) -> Launches:
+    """A product with prepared weights; `numbers` as the kernels have them."""
+    args = (
+        *_operand_names(a_format),
+        *indices,
+        *_alpha_arguments(alpha),
+        "out",
+        *_epilogue_names(epilogue),
+        *numbers,
+    )
+    _, rows, columns, depth, _, groups, _, _ = numbers
+    launch = plans_prepared.decode(
+        arch,
+        constants,
+        rows=rows,
+        columns=columns,
+        depth=depth,
+        groups=groups if grouped else None,
+        processors=processors,
+        kernel=matmul_decode_kernel(_dtypes(epilogue)),
+        args=args,
+    )
+    return (replace(launch, program=_with_epilogue(launch.program, epilogue)),)
 
 
 def _operand_constants(
@@ -266,11 +355,6 @@ def _operand_constants(
     alpha: str,
     aligned: bool,
 ) -> dict[str, Any]:
-    if b_layout not in B_LAYOUTS:
-        raise UnsupportedError(
-            f"there is no kernel yet for b with scale_layout {b_layout!r}, as "
-            "nvfp4.prepare_weights makes it: pass the weights that it was made of"
-        )
     a, b = FORMATS.get(a_format or ""), FORMATS[b_format]
     return {
         "A_ELEMENT": "none" if a is None else a.element,

@@ -5,9 +5,11 @@ Everything about plans and launches that the public functions need is reached th
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import sys
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextvars import ContextVar
 from types import ModuleType
 from typing import Any, NamedTuple
 
@@ -20,7 +22,7 @@ from ..arrays import Array, stream_pointer
 from ..errors import ToolchainError, UnsupportedError
 from ._repeat import Repeated, remember
 
-__all__ = ["GOLDEN", "Place", "copied", "copied_or_refused", "launch", "place"]
+__all__ = ["GOLDEN", "Place", "copied", "copied_or_refused", "launch", "noted", "place"]
 
 Named = Sequence[tuple[str, Array | None]]
 
@@ -132,6 +134,31 @@ def copied_or_refused(name: str, array: Array, where: Place) -> Array:
     )
 
 
+#: Launches on a card, each with its place and its buffers.
+Notes = list[tuple[Any, Place, Mapping[str, Any]]]
+
+_notes: ContextVar[Notes | None] = ContextVar("notes", default=None)
+
+
+@contextlib.contextmanager
+def noted() -> Iterator[Notes]:
+    """What is launched on a card inside, for a call that is made of several to be remembered."""
+    notes: Notes = []
+    token = _notes.set(notes)
+    try:
+        yield notes
+    finally:
+        _notes.reset(token)
+
+
+def processors(where: Place) -> int:
+    """Multiprocessors of the card; of a simulated machine those of an H200."""
+    if where.device is None:
+        return 132
+    found: int = _launcher().device_info(where.device).processors
+    return found
+
+
 def launch(
     where: Place,
     plan: str,
@@ -178,6 +205,9 @@ def launch(
             launches[key] = planned
     if machine is None:
         launcher.run(planned, buffers, stream=where.stream, device=where.device)
+        notes = _notes.get()
+        if notes is not None:
+            notes.append((planned, where, buffers))
         if again is not None:
             remember(
                 again,

@@ -265,6 +265,7 @@ class _Product(NamedTuple):
         read = (buffers["a"] or buffers["a_codes"], buffers["b_codes"])
         if facts["b_layout"] == PREPARED:  # its scales are read in pieces, too
             steps |= buffers["b_scales"].pointer
+        facts["processors"] = _place.processors(where)
         facts["aligned"] = not (read[0].pointer | read[1].pointer | steps) & 15
         if self.ranges is not None:
             starts = None if self.a.parts is None else self.a.parts.tile_starts

@@ -1,0 +1,157 @@
+"""Which rows are multiplied together: chunks of the ranges of rows, found on the device.
+
+Every block makes a table in shared memory when it begins, of 16 bytes for each range: its first
+row, the number of its first chunk, the number of its first tile of 128 rows; and one entry behind
+the last range, which closes all three. Afterwards anyone finds the range of a chunk by bisection.
+Offsets count as ``groups`` says: clamped, and never below the one before.
+
+A range of n rows has ceil(n / CHUNK) chunks of the same size, a multiple of 8 rows, the last of
+which may be smaller.
+
+Constraint: rows below 2^31. Compile-time constants: OFFSETS; CHUNK, rows; THREADS,
+of a block.
+"""
+
+from __future__ import annotations
+
+from .._numba import cuda
+from ..ptx.arith import (
+    add_u32,
+    div_u32,
+    i64_of_u32,
+    le_u32,
+    lt_u32,
+    max_u32,
+    min_u32,
+    mul_u32,
+    select_u32,
+    shl_u32,
+    shr_u32,
+    sub_u32,
+    u32_of_i64,
+)
+from ..ptx.memory import ld_shared_u32, st_shared_u32
+from ..ptx.warp import shfl_up_u32, syncwarp
+from .grouped_stream import sum_of_lanes_up_to
+from .groups import load_index
+
+OFFSETS = "int32"
+CHUNK = 8
+THREADS = 256
+
+WARP = 0xFFFFFFFF
+ENTRY = 16
+
+
+def table_bytes(groups):
+    """Bytes of the table."""
+    return (groups + 1) * ENTRY
+
+
+def chunks_of(count):
+    """Chunks of a range of so many rows."""
+    return div_u32(add_u32(count, CHUNK - 1), CHUNK)
+
+
+def largest_of_lanes_up_to(value, lane):
+    """Inclusive maximum over the lanes of a full warp."""
+    value = max_u32(value, select_u32(lt_u32(lane, 1), 0, shfl_up_u32(WARP, value, 1)))
+    value = max_u32(value, select_u32(lt_u32(lane, 2), 0, shfl_up_u32(WARP, value, 2)))
+    value = max_u32(value, select_u32(lt_u32(lane, 4), 0, shfl_up_u32(WARP, value, 4)))
+    value = max_u32(value, select_u32(lt_u32(lane, 8), 0, shfl_up_u32(WARP, value, 8)))
+    return max_u32(value, select_u32(lt_u32(lane, 16), 0, shfl_up_u32(WARP, value, 16)))
+
+
+def make_table(row_offsets, groups, rows, table, thread):
+    """Make the table at shared address `table`; all threads of the block come here."""
+    i = i64_of_u32(thread)
+    while i <= groups:
+        offset = rows
+        if groups > 0:
+            offset = min(max(load_index(row_offsets, i, OFFSETS), 0), rows)
+        st_shared_u32(add_u32(table, u32_of_i64(i * ENTRY)), u32_of_i64(offset))
+        i += THREADS
+    cuda.syncthreads()
+    if lt_u32(thread, 32):
+        fill_table(u32_of_i64(groups), table, thread)
+    cuda.syncthreads()
+
+
+def fill_table(groups, table, lane):
+    """What one warp does: each lane a run of ranges."""
+    per = div_u32(add_u32(groups, 31), 32)
+    first = min_u32(mul_u32(lane, per), groups)
+    last = min_u32(add_u32(first, per), groups)
+    # The largest offset of the run, that of its first range's start included; then of all before.
+    top = ld_shared_u32(add_u32(table, shl_u32(first, 4)))
+    i = first
+    while lt_u32(i, last):
+        i = add_u32(i, 1)
+        top = max_u32(top, ld_shared_u32(add_u32(table, shl_u32(i, 4))))
+    upto = largest_of_lanes_up_to(top, lane)
+    low = ld_shared_u32(add_u32(table, shl_u32(first, 4)))
+    below = shfl_up_u32(WARP, upto, 1)
+    low = max_u32(low, select_u32(lt_u32(lane, 1), 0, below))
+    start = low
+    chunks = sub_u32(first, first)
+    tiles = chunks
+    i = first
+    while lt_u32(i, last):
+        i = add_u32(i, 1)
+        high = max_u32(low, ld_shared_u32(add_u32(table, shl_u32(i, 4))))
+        chunks = add_u32(chunks, chunks_of(sub_u32(high, low)))
+        tiles = add_u32(tiles, shr_u32(add_u32(sub_u32(high, low), 127), 7))
+        low = high
+    all_chunks = sum_of_lanes_up_to(chunks, lane)
+    all_tiles = sum_of_lanes_up_to(tiles, lane)
+    chunk = sub_u32(all_chunks, chunks)
+    tile = sub_u32(all_tiles, tiles)
+    stop = low
+    # The first offset of a lane is the last of the lane before: all have read, now all write.
+    syncwarp(WARP)
+    low = start
+    i = first
+    while lt_u32(i, last):
+        at = add_u32(table, shl_u32(i, 4))
+        i = add_u32(i, 1)
+        high = stop
+        if lt_u32(i, last):
+            high = max_u32(low, ld_shared_u32(add_u32(at, ENTRY)))
+        st_shared_u32(at, low)
+        st_shared_u32(add_u32(at, 4), chunk)
+        st_shared_u32(add_u32(at, 8), tile)
+        chunk = add_u32(chunk, chunks_of(sub_u32(high, low)))
+        tile = add_u32(tile, shr_u32(add_u32(sub_u32(high, low), 127), 7))
+        low = high
+    if le_u32(31, lane):
+        at = add_u32(table, shl_u32(groups, 4))
+        st_shared_u32(at, stop)
+        st_shared_u32(add_u32(at, 4), all_chunks)
+        st_shared_u32(add_u32(at, 8), all_tiles)
+
+
+def chunk_count(groups, table):
+    """All chunks."""
+    return ld_shared_u32(add_u32(table, add_u32(shl_u32(groups, 4), 4)))
+
+
+def range_of_chunk(groups, table, chunk):
+    """The range that a chunk, below :func:`chunk_count`, belongs to."""
+    low = sub_u32(groups, groups)
+    high = groups
+    while lt_u32(add_u32(low, 1), high):
+        middle = shr_u32(add_u32(low, high), 1)
+        at = add_u32(table, add_u32(shl_u32(middle, 4), 4))
+        if le_u32(ld_shared_u32(at), chunk):
+            low = middle
+        else:
+            high = middle
+    return low
+
+
+def rows_of_chunk(count, chunks, chunk):
+    """First row, from the range's, and rows of one of the chunks of a range of `count` rows."""
+    size = div_u32(add_u32(count, sub_u32(chunks, 1)), chunks)
+    size = shl_u32(shr_u32(add_u32(size, 7), 3), 3)
+    first = min_u32(mul_u32(chunk, size), count)
+    return first, min_u32(size, sub_u32(count, first))
