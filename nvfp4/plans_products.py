@@ -7,7 +7,7 @@ from dataclasses import replace
 from types import FunctionType
 from typing import Any
 
-from . import plans_prepared
+from . import plans_blackwell, plans_prepared
 from .epilogue import EpilogueCode
 from .errors import UnsupportedError
 from .formats import FORMATS, PREPARED
@@ -148,9 +148,10 @@ def matmul(
             alignment=map_alignment,
             dtypes=_dtypes(epilogue),
             args=args,
+            with_epilogue=functools.partial(_with_epilogue, epilogue=epilogue),
         )
         if launch is not None:
-            return (dataclasses.replace(launch, program=_with_epilogue(launch.program, epilogue)),)
+            return (launch,)
     tiles_down, tiles_across = ceil_div(rows, _TILE), ceil_div(columns, _TILE)
     if _for_tensor_cores(constants, rows * columns * depth, (tiles_down, tiles_across)):
         program = _with_epilogue(
@@ -296,9 +297,10 @@ def grouped_matmul(
             alignment=map_alignment,
             dtypes=_dtypes(epilogue),
             args=args,
+            with_epilogue=functools.partial(_with_epilogue, epilogue=epilogue),
         )
         if launch is not None:
-            return (dataclasses.replace(launch, program=_with_epilogue(launch.program, epilogue)),)
+            return (launch,)
     across = ceil_div(columns, _TILE)
     if _for_tensor_cores(constants, rows * columns * depth, (2 * tiles, across)) and groups:
         kernel = grouped_matmul_sm80_kernel(_dtypes(epilogue))

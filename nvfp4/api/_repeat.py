@@ -4,7 +4,7 @@ With ``out=`` nothing is allocated, and a serving loop makes the same calls over
 call does depends on its options and on each array's metadata and address, on nothing else; so they
 are the key of what is remembered: the launches with their arguments, ready to go. A call with the
 same metadata at other addresses, or with other numbers, is found by what its plan depends on
-(which addresses are multiples of 16 and which are equal), is checked for overlaps, and is then
+(what addresses are in units of 32 bytes and which are equal), is checked for overlaps, and is then
 remembered too. Whatever is not found goes the long way, which has all checks and messages.
 
 Only addresses and metadata are remembered: no array is kept alive.
@@ -286,7 +286,7 @@ def _kind(
     kind = (
         *key[:2],
         *metadata,
-        tuple([pointer & 15 for pointer in pointers]),
+        tuple([pointer & 31 for pointer in pointers]),  # the most that plans ask for
         tuple(map(pointers.index, pointers)),
         tuple(map(numbers.index, numbers)),  # as bits: 0.0 and -0.0 differ, NaN does not
     )

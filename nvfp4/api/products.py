@@ -267,6 +267,7 @@ class _Product(NamedTuple):
             steps |= buffers["b_scales"].pointer
         facts["processors"] = _place.processors(where)
         facts["aligned"] = not (read[0].pointer | read[1].pointer | steps) & 15
+        facts["map_alignment"] = _map_alignment(buffers)
         if self.ranges is not None:
             starts = None if self.a.parts is None else self.a.parts.tile_starts
             facts["starts_dtype"] = None if starts is None else starts.dtype
@@ -296,6 +297,20 @@ class _Product(NamedTuple):
         if self.ranges is None:
             return golden.matmul(a, b, **more)
         return golden.grouped_matmul(a, b, **self.ranges.for_golden(), **more)
+
+
+def _map_alignment(buffers: dict[str, Any]) -> int:
+    """What the codes of both operands are multiples of, up to 32, for tensor copies.
+
+    0 for a plain A, and where scales are not multiples of 16.
+    """
+    if (
+        buffers["a_codes"] is None
+        or (buffers["a_scales"].pointer | buffers["b_scales"].pointer) & 15
+    ):
+        return 0
+    together = buffers["a_codes"].pointer | buffers["b_codes"].pointer
+    return 0 if together & 15 else 16 if together & 31 else 32
 
 
 def _rows_of(a: Array, where: _place.Place) -> tuple[Array, int]:

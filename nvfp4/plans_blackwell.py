@@ -1,0 +1,161 @@
+"""Plans of the products on Blackwell's tensor memory (``kernels.matmul_sm100``)."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from .kernels.matmul_sm100 import (
+    ARCHITECTURES,
+    THREADS,
+    TILE_M,
+    grouped_matmul_sm100_kernel,
+    matmul_sm100_kernel,
+    shared_bytes,
+    tile_constants,
+)
+from .launch import Launch
+from .program import Program
+from .ptx.tensor_map import PADDED
+from .tensor_maps import MapOf
+from .tiling import ceil_div
+
+__all__ = ["kind_of", "product", "tile_of"]
+
+#: Processors of the largest card of an architecture; a block stays on each.
+PROCESSORS = {"sm_100a": 148, "sm_103a": 160}
+
+
+def kind_of(constants: Mapping[str, Any]) -> str | None:
+    """Which kind of product two operands make: "nvf4", "mxf4", "mxf8"; None: none."""
+    elements = constants["A_ELEMENT"], constants["B_ELEMENT"]
+    scales = constants["A_SCALE"], constants["B_SCALE"]
+    if "none" in elements or scales[0] != scales[1]:
+        return None
+    if scales[0] == "e4m3":
+        return "nvf4"
+    return "mxf4" if elements == ("e2m1", "e2m1") else "mxf8"
+
+
+def tile_of(kind: str, pair: str, row_tiles: int, columns: int, depth: int, blocks: int) -> Any:
+    """Columns and depth of a tile.
+
+    192 columns where blocks then still have two tiles or more: fewer reads of A, and two sets of
+    accumulators fit. Not measured: there was no card.
+    """
+    tile_k = 128 if kind == "mxf8" or depth <= 128 else 256
+    if pair == "halves":
+        return 128, tile_k
+    if columns <= 64:
+        return 64, tile_k
+    wide = ceil_div(columns, 192)
+    waste = wide * 192 - columns
+    enough = row_tiles * wide >= 2 * blocks and waste <= ceil_div(columns, 128) * 128 - columns
+    return (192 if enough else 128), tile_k
+
+
+def product(
+    arch: str,
+    constants: Mapping[str, Any],
+    *,
+    rows: int,
+    columns: int,
+    depth: int,
+    row_tiles: int,
+    experts: int | None,
+    alignment: int,
+    dtypes: tuple[str, ...],
+    args: tuple[Any, ...],
+    with_epilogue: Callable[[Program], Program],
+) -> Launch | None:
+    """A product of two quantised operands, where the kernels with tensor memory take it.
+
+    Parameters
+    ----------
+    arch : str
+    constants : dict
+        Of the reference kernels.
+    rows, columns, depth : int
+    row_tiles : int
+        Tiles of 128 rows; grouped: as many as ranges may need.
+    experts : int or None
+        None in a dense product.
+    alignment : int
+        What the addresses of both operands' codes are multiples of, 32 at most; 0 where scales are
+        not multiples of 16.
+    dtypes : tuple of str
+        Of the epilogue's arrays.
+    args : tuple
+        Of the reference kernel.
+    with_epilogue : function
+        Puts the caller's epilogue into a program.
+
+    Returns
+    -------
+    Launch or None
+        None for other architectures, operands that have no product of blocks (plain, or scales of
+        two kinds), linear scales, results of codes, rows picked by index, and depths, column counts
+        and addresses that the copies do not take: see ``kernels.matmul_sm100``.
+    """
+    kind = kind_of(constants)
+    if arch not in ARCHITECTURES or kind is None:
+        return None
+    spread = kind == "mxf8" and "e2m1" in (constants["A_ELEMENT"], constants["B_ELEMENT"])
+    step = 128 if spread else 32 if kind == "mxf8" else 64
+    pair = constants["PAIR"]
+    if not (
+        constants["A_LAYOUT"] == constants["B_LAYOUT"] == "tcgen"
+        and constants["OUTPUT"] != "codes"
+        and constants.get("INDICES", "none") == "none"
+        and alignment >= (32 if spread else 16)
+        and rows > 0
+        and columns > 0
+        and depth > 0
+        and depth % step == 0
+        and (experts or 1) > 0
+        and max(rows, columns * (experts or 1), depth) < 1 << 31
+        and (pair != "halves" or columns % 128 == 0)
+    ):
+        return None
+    blocks = PROCESSORS[arch]
+    tile_n, tile_k = tile_of(kind, pair, row_tiles, columns, depth, blocks)
+    chosen = tile_constants(kind, tile_n, tile_k, pair)
+    grouped = experts is not None
+    kernel = (grouped_matmul_sm100_kernel if grouped else matmul_sm100_kernel)(dtypes)
+    given = {**constants, **chosen, "GROUPED": grouped}
+    program = kernel.program(**{name: given[name] for name in kernel.constants})
+    maps = (
+        ("a_map", _map("a_codes", given["A_ELEMENT"], rows, depth, TILE_M, given)),
+        (
+            "b_map",
+            _map(
+                "b_codes",
+                given["B_ELEMENT"],
+                columns * (experts or 1),
+                depth,
+                given["MMA_N"],
+                given,
+            ),
+        ),
+    )
+    across = ceil_div(columns // 2 if pair == "halves" else columns, given["MMA_N"])
+    return Launch(
+        with_epilogue(program),
+        (min(row_tiles * across, blocks), 1, 1),
+        (THREADS, 1, 1),
+        shared_bytes(kind, tile_n, tile_k, given["STAGES"], pair),
+        ("a_map", "b_map", *(args if not grouped else (*args[:-1], row_tiles))),
+        programmatic=True,
+        maps=maps,
+    )
+
+
+def _map(
+    buffer: str, element: str, rows: int, depth: int, box: int, constants: Mapping[str, Any]
+) -> MapOf:
+    """The map of an operand's codes: boxes of `box` rows of one atom of the swizzle."""
+    width = constants["SWIZZLE"]
+    if constants["KIND"] == "mxf8" and element == "e2m1":
+        return MapOf(buffer, PADDED, (depth, rows), (depth // 2,), (128, box), 128)
+    row = depth if constants["KIND"] == "mxf8" else depth // 2
+    return MapOf(buffer, "u8", (row, rows), (row,), (width, box), width)

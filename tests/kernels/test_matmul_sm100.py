@@ -1,0 +1,223 @@
+"""Products with accumulators in tensor memory are the golden ones where the sums are exact."""
+
+from __future__ import annotations
+
+import time
+from typing import Any
+
+import numpy as np
+import pytest
+
+import nvfp4
+from nvfp4 import plans_blackwell, plans_products
+from tests.kernels.products_sm100 import (
+    Case,
+    aligned,
+    operands,
+    planned,
+    same,
+    simulated,
+    small_integers,
+)
+
+SWIGLU = {"epilogue": nvfp4.epilogues.swiglu()}
+INTERLEAVED = {"epilogue": nvfp4.epilogues.swiglu(halves=False)}
+
+CASES = [
+    Case("nvfp4", 4, 200, 320, (64, 256), 2),
+    Case("nvfp4", 130, 72, 192, (128, 128), 1),
+    Case("nvfp4", 3, 600, 256, (192, 128), 1),
+    Case("nvfp4", 2, 300, 64, (256, 256), 1),
+    Case("mxfp4", 129, 8, 320, (64, 256), 1),
+    Case("mxfp4", 1, 136, 128, (128, 128), 1),
+    Case("mxfp8-mxfp4", 5, 200, 384, (128, 128), 1),
+    Case("mxfp8-mxfp4", 5, 72, 256, (64, 256), 1),
+    Case("mxfp8", 5, 200, 160, (192, 128), 1),
+    Case("mxfp8", 4, 64, 288, (64, 256), 1),
+    Case("nvfp4", 3, 256, 128, None, 1, SWIGLU),
+    Case("mxfp4", 3, 512, 64, (256, 128), 1, SWIGLU),
+    Case("mxfp8", 3, 200, 96, None, 1, INTERLEAVED),
+    Case("nvfp4", (3, 0, 130, 2), 72, 128, (64, 128), 2),
+    Case("mxfp4", (1, 5), 200, 64, (192, 128), 1),
+    Case("mxfp8-mxfp4", (2, 0, 3), 128, 128, None, 3),
+    Case("mxfp8", (0, 7), 40, 64, None, 1),
+]
+
+
+@pytest.mark.parametrize("case", CASES, ids=lambda case: case.id)
+def test_exact_sums_give_the_golden_bits(case: Case) -> None:
+    same(*simulated(case))
+
+
+@pytest.mark.parametrize("schedule", range(4))
+@pytest.mark.parametrize(
+    "case",
+    [
+        Case("nvfp4", (3, 0, 2), 130, 320, (64, 128), 1),
+        Case("mxfp8-mxfp4", 3, 130, 384, (64, 128), 1),
+    ],
+    ids=lambda case: case.id,
+)
+def test_whatever_the_schedule(case: Case, schedule: int) -> None:
+    same(*simulated(case, schedule))
+
+
+def test_ranges_without_an_expert_and_rows_without_a_range_are_zero() -> None:
+    ids = np.array([1, -1, 0, -2], np.int32)
+    alpha = np.array([1, 2, 4], np.float32)
+    options = {"expert_ids": ids, "alpha": alpha, "experts": 3, "rows_of_none": 5}
+    case = Case("nvfp4", (3, 4, 2, 1), 72, 64, (64, 128), 1, options)
+    got, expected = simulated(case)
+    same(got, expected)
+    assert (got[3:7] == 0).all() and (got[9:] == 0).all() and got[7:9].any() and got[:3].any()
+
+
+def test_results_of_sixteen_bits() -> None:
+    same(*simulated(Case("nvfp4", 5, 72, 64, None, 1, {"out_dtype": "bfloat16"})))
+    same(*simulated(Case("mxfp8", 5, 72, 64, None, 1, {"out_dtype": "float16"})))
+
+
+def test_scale_tiles_of_a_that_begin_elsewhere() -> None:
+    offsets = np.array([0, 3, 5], np.int32)
+    starts = np.array([2, 0], np.int32)
+    x = small_integers((5, 64), 5)
+    a = nvfp4.grouped_quantize(x, "mxfp8_e4m3", row_offsets=offsets, out=_room(x, offsets, starts))
+    b = aligned(nvfp4.quantize(small_integers((2, 72, 64), 6), "mxfp8_e4m3"))
+    expected = np.asarray(nvfp4.grouped_matmul(a, b, row_offsets=a.groups, out_dtype="float32"))
+    with planned(None, 1), nvfp4.simulate("sm_100a"):
+        got = nvfp4.grouped_matmul(a, b, row_offsets=a.groups, out_dtype="float32")
+    same(np.asarray(got), expected)
+
+
+def test_poison_in_the_padding_of_scales_is_not_seen() -> None:
+    case = Case("nvfp4", 5, 72, 192, (64, 256), 1)
+    a, b, options = operands(case)
+    expected = np.asarray(nvfp4.matmul(a, b, **options))
+    for operand in (a, b):
+        scales = operand.scales.reshape(-1, 3, 32, 4, 4)
+        rows = operand.shape[0]
+        place = np.arange(128).reshape(4, 32).T[None, None, :, :, None]
+        scales[np.broadcast_to(place >= rows, scales.shape)] = 0x7F
+    with planned(case.tile, 1), nvfp4.simulate("sm_100a"):
+        got = nvfp4.matmul(a, b, **options)
+    same(np.asarray(got), expected)
+
+
+def test_a_scale_that_is_nan_makes_its_row_nan() -> None:
+    x = small_integers((4, 64), 7)
+    x[1, 40] = np.nan
+    a = aligned(nvfp4.quantize(x, "mxfp8_e4m3"))
+    b = aligned(nvfp4.quantize(small_integers((72, 64), 8), "mxfp8_e4m3"))
+    expected = np.asarray(nvfp4.matmul(a, b, out_dtype="float32"))
+    with planned(None, 1), nvfp4.simulate("sm_100a"):
+        got = np.asarray(nvfp4.matmul(a, b, out_dtype="float32"))
+    assert np.isnan(got[1]).all() and not np.isnan(got[[0, 2, 3]]).any()
+    same(got, expected)
+
+
+@pytest.mark.parametrize("exponents", [(100, -100), (-120, 60), (60, 60)])
+def test_powers_of_two_of_any_size_are_exact(exponents: tuple[int, int]) -> None:
+    a, b = (
+        aligned(nvfp4.quantize(small_integers((n, 64), n) * np.float32(2.0**e), "mxfp4"))
+        for n, e in zip((3, 72), exponents, strict=True)
+    )
+    expected = np.asarray(nvfp4.matmul(a, b, out_dtype="float32"))
+    with planned(None, 1), nvfp4.simulate("sm_100a"):
+        got = nvfp4.matmul(a, b, out_dtype="float32")
+    same(np.asarray(got), expected)
+
+
+def test_a_tile_of_128_x_128_x_256_simulates_within_three_seconds() -> None:
+    case = Case("nvfp4", 128, 128, 256, (128, 256), 1)
+    started = time.process_time()
+    same(*simulated(case))
+    assert time.process_time() - started < 3
+
+
+# Which calls they take ---------------------------------------------------------------------------
+
+
+def plan(arch: str = "sm_100a", **changes: Any) -> str:
+    """The kernel of a large product with these facts."""
+    facts = {
+        "rows": 512,
+        "columns": 512,
+        "depth": 512,
+        "a_format": "nvfp4",
+        "a_dtype": None,
+        "a_layout": "tcgen",
+        "decode_a": "scalar",
+        "b_format": "nvfp4",
+        "b_layout": "tcgen",
+        "decode_b": "scalar",
+        "alpha": "value",
+        "out_dtype": "bfloat16",
+        "aligned": True,
+        "map_alignment": 16,
+    }
+    launches = plans_products.matmul(arch, **{**facts, **changes})
+    return launches[0].program.kernel.name
+
+
+MIXED = {"a_format": "mxfp8_e4m3", "b_format": "mxfp4"}
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {},
+        {"arch": "sm_103a"},
+        {"depth": 576},
+        {"columns": 513},
+        {"a_format": "mxfp4", "b_format": "mxfp4"},
+        {"a_format": "mxfp8_e5m2", "b_format": "mxfp8_e4m3", "depth": 544},
+        {**MIXED, "map_alignment": 32},
+        {"epilogue": SWIGLU["epilogue"].code(())},
+    ],
+)
+def test_products_of_blocks_go_to_tensor_memory(changes: dict[str, Any]) -> None:
+    assert plan(**changes) == "matmul_sm100"
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"arch": "sm_90a"},
+        {"rows": 16},
+        {"depth": 544},
+        {"map_alignment": 0},
+        {"a_layout": "linear"},
+        {"b_layout": "linear"},
+        {"a_format": "mxfp8_e4m3"},
+        {"a_format": None, "a_dtype": "bfloat16", "a_layout": None, "decode_a": "none"},
+        {**MIXED, "map_alignment": 16},
+        {**MIXED, "map_alignment": 32, "depth": 576},
+        {"columns": 576, "epilogue": SWIGLU["epilogue"].code(())},
+        {"out_dtype": "nvfp4", "out_layout": "tcgen"},
+    ],
+)
+def test_what_the_copies_or_products_do_not_take_goes_elsewhere(changes: dict[str, Any]) -> None:
+    assert plan(**changes) != "matmul_sm100"
+
+
+def test_tiles_are_wide_where_blocks_have_enough_of_them() -> None:
+    assert plans_blackwell.tile_of("nvf4", "none", 64, 7680, 4096, 148) == (192, 256)
+    assert plans_blackwell.tile_of("nvf4", "none", 4, 7680, 4096, 148) == (128, 256)
+    assert plans_blackwell.tile_of("mxf8", "none", 4, 64, 4096, 148) == (64, 128)
+    assert plans_blackwell.tile_of("mxf4", "halves", 4, 7680, 128, 148) == (128, 128)
+
+
+def _room(x: np.ndarray, offsets: np.ndarray, starts: np.ndarray) -> Any:
+    """A result of the grouped quantiser whose ranges have their scales at these tiles."""
+    codes = aligned(np.zeros(x.shape, np.uint8))
+    scales = aligned(np.zeros((4, 1, 32, 4, 4), np.uint8))
+    return nvfp4.QTensor(
+        codes=codes,
+        scales=scales,
+        decode_scale=np.ones(2, np.float32),
+        format="mxfp8_e4m3",
+        shape=x.shape,
+        scale_layout="tcgen",
+        groups=offsets,
+        tile_starts=starts,
+    )
