@@ -13,11 +13,15 @@ __all__ = ["flashinfer_tile_starts", "pad_offsets", "swizzle", "unswizzle"]
 
 
 @functools.lru_cache(maxsize=1024)
-def flashinfer_tile_starts(arch: str, *, groups: int, offsets_dtype: str) -> Launches:
-    """First scale tile of each range by FlashInfer's rule; buffers ``row_offsets, tile_starts``."""
-    program = FLASHINFER_TILE_STARTS.program(OFFSETS=offsets_dtype)
-    args = ("row_offsets", "tile_starts", groups)
-    return (Launch(program, (ceil_div(groups, THREADS), 1, 1), (THREADS, 1, 1), 0, args),)
+def flashinfer_tile_starts(arch: str, *, groups: int) -> Launches:
+    """First scale tile of each range by FlashInfer's rule, and a 1.
+
+    Buffers ``row_offsets`` (int32), ``tile_starts, one``.
+    """
+    program = FLASHINFER_TILE_STARTS.program(OFFSETS="int32")
+    args = ("row_offsets", "tile_starts", "one", groups)
+    grid = at_least_one((ceil_div(groups, THREADS), 1, 1))
+    return (Launch(program, grid, (THREADS, 1, 1), 0, args),)
 
 
 @functools.lru_cache(maxsize=1024)

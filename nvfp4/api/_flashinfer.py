@@ -6,7 +6,8 @@ back from a GPU.
 
 from __future__ import annotations
 
-from typing import Any
+from collections.abc import Callable
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -14,33 +15,98 @@ from .. import arrays, layouts
 from ..arrays import Array
 from ..layouts_flashinfer import flashinfer_tile_starts
 from . import _place
+from ._repeat import Repeated, remember, repeat
 
-__all__ = ["padded_offsets", "swizzled", "tile_starts", "unswizzled"]
+__all__ = [
+    "Workspace",
+    "padded_offsets",
+    "repeated",
+    "swizzled",
+    "unswizzled",
+    "workspace",
+    "write",
+]
 
-#: Of offsets on a GPU: (library, device, address, ranges) -> their first tiles. What is in there is
-#: a function of the memory at that address, so it may be written by any call, on any stream and in
-#: any graph, that reads the offsets there; and it is never freed, so that a graph that was captured
-#: with it stays right.
-_starts: dict[tuple[str, int, int, int], Array] = {}
+
+class Workspace(NamedTuple):
+    """What a product with FlashInfer's operands needs beside them, of the operands' library."""
+
+    #: First scale tile of each range, int32, [G].
+    tile_starts: Any
+    #: 1, float32, (): the decode scale of operands that have none.
+    one: Any
 
 
-def tile_starts(offsets: Array) -> Any:
-    """First scale tile of each range by FlashInfer's rule: int32, [G], as `offsets` are."""
-    groups = offsets.shape[0] - 1
-    named = (("m_indptr", offsets),)
-    where = _place.place(named, None)
-    if where.golden:
-        return arrays.from_host(flashinfer_tile_starts(arrays.host(offsets)), offsets)
-    key = (offsets.library, offsets.device or 0, offsets.pointer, groups)
-    starts = None if offsets.device is None else _starts.get(key)
-    if starts is None:
-        starts = arrays.empty((groups,), "int32", offsets, stream=where.stream)
-        if offsets.device is not None:
-            _starts[key] = starts
-    facts = {"groups": groups, "offsets_dtype": offsets.dtype}
-    buffers = {"row_offsets": offsets, "tile_starts": starts}
-    _place.launch(where, "flashinfer_tile_starts", facts, buffers, outputs=("tile_starts",))
-    return starts.owner
+#: Of an array on a GPU: (library, device, address, ranges) -> its workspace. What is in it is a
+#: function of the memory at that address, and every call writes it anew before it reads it; so it
+#: may be used by all calls on that memory, on any stream and in any graph. It is never freed, so
+#: that a graph that was captured with it stays right.
+_workspaces: dict[tuple[str, int, int, int], Workspace] = {}
+
+
+def workspace(like: Array, offsets: Array | None = None) -> Workspace:
+    """The workspace of offsets of ranges, int32; without them it has no ranges.
+
+    On a GPU it is not yet written: :func:`write` launches what does that.
+    """
+    if like.device is None:
+        values = np.zeros(1, np.int32) if offsets is None else arrays.host(offsets)
+        starts = arrays.from_host(flashinfer_tile_starts(values), like)
+        return Workspace(starts, arrays.full((), 1.0, "float32", like))
+    groups = 0 if offsets is None else offsets.shape[0] - 1
+    key = (like.library, like.device, 0 if offsets is None else offsets.pointer, groups)
+    found = _workspaces.get(key)
+    if found is None:
+        starts = arrays.empty((groups,), "int32", like)
+        one = arrays.empty((), "float32", like)
+        found = _workspaces[key] = Workspace(starts.owner, one.owner)
+    return found
+
+
+def write(space: Workspace, like: Array, offsets: Array | None = None) -> None:
+    """Write a workspace on its GPU, on the stream of the call."""
+    if like.device is None:
+        return
+    where = _place.place((("a", like), ("m_indptr", offsets)), None)
+    one = arrays.as_array(space.one, "one")
+    buffers = {
+        "row_offsets": one if offsets is None else offsets,  # without ranges it is not read
+        "tile_starts": arrays.as_array(space.tile_starts, "tile_starts"),
+        "one": one,
+    }
+    facts = {"groups": 0 if offsets is None else offsets.shape[0] - 1}
+    outputs = ("tile_starts", "one")
+    _place.launch(where, "flashinfer_tile_starts", facts, buffers, outputs=outputs)
+
+
+def repeated(call: Repeated, made: int, make: Callable[[], Any]) -> Any:
+    """Make a call with ``out``, or repeat one like it; what `make` returns, or `out`.
+
+    Parameters
+    ----------
+    call
+        As ``_repeat.repeat`` takes it; all memory that is launched with is among its arguments, of
+        which the last is ``out``.
+    made : int
+        Launches' plans that `make` makes, when it goes all the way.
+    make : function
+        The call itself, made of several.
+    """
+    if repeat(call, None):
+        return call[2][-1]
+    with _place.noted() as notes:
+        result = make()
+    if len(notes) == made:
+        launches = [one for planned, _, _ in notes for one in planned]
+        where = notes[-1][1]
+        buffers = {name: value for _, _, given in notes for name, value in given.items()}
+        remember(
+            call,
+            lambda: _place._launcher().prepare(launches, where.device, stream=where.stream),
+            buffers,
+            ("out", "tile_starts", "one"),
+        )
+    return result
 
 
 def padded_offsets(offsets: Array, rows: int) -> tuple[Any, Any]:

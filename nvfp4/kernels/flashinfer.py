@@ -1,16 +1,19 @@
 """What FlashInfer's callers hand over, made or read where the arrays are: offsets and layouts.
 
 ``flashinfer_tile_starts`` writes the first scale tile of each range by FlashInfer's rule, a thread
-a range. ``pad_offsets`` writes offsets whose ranges are multiples of four rows, and where each row
-goes: one warp a range, which adds up the ranges before its own. ``swizzle`` moves block scales
-from rows into tiles of 128 or of 8 rows by 4 blocks, of one byte or two, and ``unswizzle`` bytes
-back from tiles of 8 rows: threads as in ``interleave``.
+a range, and the 1 that is the operands' decode scale: FlashInfer has none. ``pad_offsets`` writes
+offsets whose ranges are multiples of four rows, and where each row goes: one warp a range, which
+adds up the ranges before its own. ``swizzle`` moves block scales from rows into tiles of 128 or of
+8 rows by 4 blocks, of one byte or two, and ``unswizzle`` bytes back from tiles of 8 rows: threads
+as in ``interleave``.
 
 Compile-time constants: OFFSETS, the dtype of row offsets; TILE, rows of a tile; ITEM, bytes of a
 scale.
 """
 
 from __future__ import annotations
+
+import numpy as np
 
 from .._numba import cuda
 from ..program import Kernel
@@ -25,9 +28,13 @@ OFFSETS = "int32"
 TILE = 8
 ITEM = 1
 
+ONE = np.float32(1.0)
 
-def flashinfer_tile_starts(row_offsets, tile_starts, groups):
+
+def flashinfer_tile_starts(row_offsets, tile_starts, one, groups):
     i = cuda.blockIdx.x * cuda.blockDim.x + cuda.threadIdx.x
+    if i == 0:
+        one[0] = ONE
     if i < groups:
         start = (load_index(row_offsets, i, OFFSETS) + 127 * i) >> 7
         st_global_u32(tile_starts, i * 4, start, "")
@@ -118,8 +125,8 @@ def unswizzle(scales, out, rows, blocks):
 FLASHINFER_TILE_STARTS = Kernel(
     "flashinfer_tile_starts",
     flashinfer_tile_starts,
-    ("u8*", "u8*", "i64"),
-    {"OFFSETS": ("int32", "int64", "uint32")},
+    ("u8*", "u8*", "f32*", "i64"),
+    {"OFFSETS": ("int32",)},
 )
 PAD_OFFSETS = Kernel(
     "pad_offsets",

@@ -11,6 +11,7 @@ on them. CuPy has no eight-bit floats: there such arrays are uint8.
 
 from __future__ import annotations
 
+from ._dense import mm_fp4
 from ._experts import scaled_fp4_grouped_quantize, silu_and_mul_scaled_nvfp4_experts_quantize
 from ._layouts import SfLayout
 from ._offsets import pad_indptr_to_multiple_of_4
@@ -18,7 +19,6 @@ from ._products import (
     group_gemm_mxfp4_nt_groupwise,
     group_gemm_mxfp8_mxfp4_nt_groupwise,
     group_gemm_nvfp4_nt_groupwise,
-    mm_fp4,
 )
 from ._quantizers import fp4_quantize, mxfp4_quantize, mxfp8_quantize, nvfp4_quantize
 from ._scales import (

@@ -6,6 +6,8 @@ import sys
 from collections.abc import Sequence
 from typing import Any
 
+import numpy as np
+
 from ... import arrays
 from ...arrays import Array, Spec
 
@@ -18,6 +20,7 @@ __all__ = [
     "contiguous",
     "dtype_of_result",
     "float32_of",
+    "is_number",
     "permuted",
     "read_bytes",
     "read_codes",
@@ -105,9 +108,14 @@ def contiguous(name: str, spec: Spec) -> None:
         )
 
 
+def is_number(value: Any) -> bool:
+    """A number of Python or NumPy, which is passed by value."""
+    return isinstance(value, (int, float, np.number)) and not isinstance(value, bool)
+
+
 def float32_of(value: Any, name: str) -> Any:
     """An array as float32, by its own library; numbers stay numbers."""
-    if isinstance(value, (int, float)):
+    if is_number(value):
         return value
     array = arrays.as_array(value, name)
     if array.dtype == "float32":

@@ -7,7 +7,7 @@ from typing import Any
 from ... import arrays
 from ...api import quantize, swiglu_quantize
 from ...tensor import QTensor
-from ._arguments import as_float8, float32_of, permuted
+from ._arguments import as_float8, float32_of, is_number, permuted
 
 __all__ = ["scaled_fp4_grouped_quantize", "silu_and_mul_scaled_nvfp4_experts_quantize"]
 
@@ -87,7 +87,7 @@ def _encode_scale(a: Any, mask: Any, a_global_sf: Any, multiple: int) -> Any:
     if counts.dtype != "int32":
         raise ValueError(f"mask must be a int32 tensor, but got {counts.dtype}")
     encode = float32_of(a_global_sf, "a_global_sf")
-    if not isinstance(encode, (int, float)):
+    if not is_number(encode):
         given = arrays.as_array(encode, "a_global_sf")
         if given.size == 1 and array.shape[0] != 1:
             encode = encode.reshape(())

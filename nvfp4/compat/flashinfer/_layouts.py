@@ -12,7 +12,7 @@ from ...layouts import TILE_BLOCKS, TILE_ROWS, scale_k_tiles, scale_tiles
 from ...layouts_flashinfer import SMALL_TILE_ROWS
 from ...tensor import QTensor
 
-__all__ = ["SfLayout", "from_linear", "layout_of", "to_tensor"]
+__all__ = ["SfLayout", "from_linear", "layout_of", "scale_extent", "to_tensor"]
 
 
 class SfLayout(Enum):
@@ -42,12 +42,12 @@ def layout_of(name: str, value: Any) -> SfLayout:
     raise ValueError(f"{name} must be one of {', '.join(map(str, SfLayout))}, but got {value!r}")
 
 
-def scale_count(layout: SfLayout, rows: int, blocks: int) -> int:
-    """Bytes of the scales of a matrix."""
+def scale_extent(layout: SfLayout, rows: int, blocks: int) -> tuple[int, int]:
+    """Rows and columns of the scales of a matrix, with their padding."""
     if layout is SfLayout.layout_linear:
-        return rows * blocks
+        return rows, blocks
     tile = TILE_ROWS if layout is SfLayout.layout_128x4 else SMALL_TILE_ROWS
-    return -(-rows // tile) * tile * scale_k_tiles(blocks) * TILE_BLOCKS
+    return -(-rows // tile) * tile, scale_k_tiles(blocks) * TILE_BLOCKS
 
 
 def from_linear(q: QTensor, layout: SfLayout) -> Any:
@@ -76,11 +76,11 @@ def to_tensor(
         Another number of scales than the layout has; `name` is their argument.
     """
     blocks = shape[1] // FORMATS[format].block
-    wanted = scale_count(layout, shape[0], blocks)
+    down, across = scale_extent(layout, shape[0], blocks)
     array = arrays.as_array(scales, name)
-    if array.size != wanted:
+    if array.size != down * across:
         raise ValueError(
-            f"{name} must have {wanted} bytes for {shape[0]} rows of {blocks} blocks in "
+            f"{name} must have {down * across} bytes for {shape[0]} rows of {blocks} blocks in "
             f"{layout.name}, but got shape {array.shape}"
         )
     kind = "linear"

@@ -1,18 +1,19 @@
-"""The grouped products of FlashInfer, and mm_fp4."""
+"""The grouped products."""
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
+import numpy as np
+
 from ... import arrays
-from ..._parts import check_tile_starts
 from ...api import _flashinfer as device
-from ...api import grouped_matmul, matmul
+from ...api import grouped_matmul
 from ...arrays import Array
-from ...errors import UnsupportedError
 from ...formats import FORMAT_ALIASES, FORMATS
 from ...layouts import TILE_ROWS, scale_k_tiles, scale_tiles
-from ...layouts_flashinfer import flashinfer_tiles
+from ...layouts_flashinfer import flashinfer_tile_starts, flashinfer_tiles
 from ...tensor import QTensor
 from ._arguments import (
     bytes_of,
@@ -22,17 +23,16 @@ from ._arguments import (
     contiguous,
     dtype_of_result,
     float32_of,
+    is_number,
     read_bytes,
     read_codes,
 )
-from ._layouts import SfLayout, to_tensor
 from ._offsets import read_indptr
 
 __all__ = [
     "group_gemm_mxfp4_nt_groupwise",
     "group_gemm_mxfp8_mxfp4_nt_groupwise",
     "group_gemm_nvfp4_nt_groupwise",
-    "mm_fp4",
 ]
 
 _FLOAT8 = {"float8_e4m3fn": "mxfp8_e4m3", "float8_e5m2": "mxfp8_e5m2"}
@@ -43,7 +43,6 @@ _A_FORMATS = {
     "e4m3": "mxfp8_e4m3",
     "e5m2": "mxfp8_e5m2",
 }
-_BACKENDS = (*("auto", "cudnn", "trtllm", "cutlass", "cute-dsl", "cutedsl_low_latency", "b12x"),)
 
 
 def group_gemm_mxfp8_mxfp4_nt_groupwise(
@@ -102,21 +101,19 @@ def group_gemm_mxfp8_mxfp4_nt_groupwise(
         not fit, arrays on different devices or not contiguous, and offsets that do not start at 0,
         decrease or go beyond cum_m, where the host can read them.
     """
-    check_bool("skip_check", skip_check)
-    codes, rows, format = _mxfp8(a, a_format)
-    b_codes, b_array = read_codes("b", b)
-    a_scale, a_scales = read_bytes("a_scale", a_scale, "float8_e8m0fnu")
-    b_scale, b_scales = read_bytes("b_scale", b_scale, "float8_e8m0fnu")
-    check_member("mma_sm", mma_sm, (1, 2))
-    _check_tiles(tile_m, tile_n, tile_k, swap_ab, (32, 64, 128, 192, 256))
-    return _grouped(
-        ((codes, rows), (a_scale, a_scales), format),
-        ((b_codes, b_array), (b_scale, b_scales), "mxfp4"),
-        m_indptr,
-        None,
-        out,
-        out_dtype,
-    )
+
+    def make() -> Any:
+        check_bool("skip_check", skip_check)
+        check_member("mma_sm", mma_sm, (1, 2))
+        _check_tiles(tile_m, tile_n, tile_k, swap_ab, (32, 64, 128, 192, 256))
+        codes, format = _mxfp8(a, a_format)
+        left = (codes, read_bytes("a_scale", a_scale, "float8_e8m0fnu"), format)
+        right = (read_codes("b", b), read_bytes("b_scale", b_scale, "float8_e8m0fnu"), "mxfp4")
+        return _grouped(left, right, m_indptr, None, out, out_dtype)
+
+    options = (mma_sm, tile_m, tile_n, tile_k, swap_ab, out_dtype, a_format, skip_check)
+    arguments = (a, b, a_scale, b_scale, m_indptr, None)
+    return _repeated("flashinfer.mxfp4", options, arguments, out, make)
 
 
 #: The name that it had first: "mxfp4" is the weights' format.
@@ -164,143 +161,20 @@ def group_gemm_nvfp4_nt_groupwise(
     ValueError
         As in :func:`group_gemm_mxfp8_mxfp4_nt_groupwise`.
     """
-    check_bool("skip_check", skip_check)
-    codes, rows = read_codes("a", a)
-    b_codes, b_array = read_codes("b", b)
-    a_scale, a_scales = read_bytes("a_scale", a_scale, "float8_e4m3fn")
-    b_scale, b_scales = read_bytes("b_scale", b_scale, "float8_e4m3fn")
-    _check_tiles(tile_m, tile_n, tile_k, swap_ab, (32, 64, 128))
-    return _grouped(
-        ((codes, rows), (a_scale, a_scales), "nvfp4"),
-        ((b_codes, b_array), (b_scale, b_scales), "nvfp4"),
-        m_indptr,
-        alpha,
-        out,
-        out_dtype,
-    )
+
+    def make() -> Any:
+        check_bool("skip_check", skip_check)
+        _check_tiles(tile_m, tile_n, tile_k, swap_ab, (32, 64, 128))
+        left = (read_codes("a", a), read_bytes("a_scale", a_scale, "float8_e4m3fn"), "nvfp4")
+        right = (read_codes("b", b), read_bytes("b_scale", b_scale, "float8_e4m3fn"), "nvfp4")
+        return _grouped(left, right, m_indptr, alpha, out, out_dtype)
+
+    options = (tile_m, tile_n, tile_k, swap_ab, out_dtype, skip_check)
+    arguments = (a, b, a_scale, b_scale, m_indptr, alpha)
+    return _repeated("flashinfer.nvfp4", options, arguments, out, make)
 
 
-def mm_fp4(
-    a: Any,
-    b: Any,
-    a_descale: Any,
-    b_descale: Any,
-    alpha: Any = None,
-    out_dtype: Any = "bfloat16",
-    out: Any = None,
-    block_size: int = 16,
-    use_8x4_sf_layout: bool = False,
-    backend: str = "auto",
-    use_nvfp4: bool = True,
-    enable_pdl: bool = True,
-    *,
-    skip_check: bool = False,
-) -> Any:
-    """The product of two nvfp4 or two mxfp4 matrices.
-
-    Parameters
-    ----------
-    a : array of uint8, [m, k/2]
-    b : array of uint8, [k/2, n]
-        Column-major: the transposed view of contiguous [n, k/2].
-    a_descale : array of uint8, or of the scales' float8 dtype
-        [ceil(m/128) * 128, ceil(k / block_size / 4) * 4] in the 128x4 layout, or any shape with
-        these bytes; with `use_8x4_sf_layout` m up to the multiple of 8, in the 8x4 layout.
-    b_descale : array of uint8, or of the scales' float8 dtype
-        The transposed view of the same for b, or flat; always in the 128x4 layout.
-    alpha : array of float32 with one element, or a number, optional
-        1 / (g_a * g_b); by default 1.
-    out_dtype
-        bfloat16 or float16.
-    out : array of `out_dtype`, [m, n], optional
-        Written and returned.
-    block_size, use_nvfp4 : (16, True) or (32, False)
-    use_8x4_sf_layout : bool
-        With any backend.
-    backend : str
-        One of FlashInfer's names, checked, without effect; but not "trtllm", which has another
-        order of the rows of b.
-    enable_pdl, skip_check : bool
-        Checked, without effect.
-
-    Returns
-    -------
-    array of `out_dtype`, [m, n]
-
-    Raises
-    ------
-    ValueError
-        Another dtype, shape, number of scales or block size, or a `b` that is not column-major.
-    UnsupportedError
-        ``backend="trtllm"``.
-    """
-    for name, value in (
-        ("use_8x4_sf_layout", use_8x4_sf_layout),
-        ("use_nvfp4", use_nvfp4),
-        ("enable_pdl", enable_pdl),
-        ("skip_check", skip_check),
-    ):
-        check_bool(name, value)
-    check_member("backend", backend, _BACKENDS)
-    if backend == "trtllm":
-        raise UnsupportedError(
-            "backend='trtllm' takes weights whose rows are shuffled for its kernels; pass the "
-            "weights in their own order (do_shuffle=False) and another backend, such as 'auto'"
-        )
-    if use_nvfp4 and block_size != 16:
-        raise ValueError(f"nvfp4 only supports block_size = 16, but got {block_size!r}")
-    if not use_nvfp4 and block_size != 32:
-        raise ValueError(f"mxfp4 only supports block_size = 32, but got {block_size!r}")
-    a, left = read_codes("a", a)
-    b, right = read_codes("b", b)
-    if len(left.shape) != 2 or len(right.shape) != 2:
-        raise ValueError(
-            f"mm_fp4 accepts 2d tensors, but got shapes {left.shape} and {right.shape}"
-        )
-    if left.shape[1] != right.shape[0]:
-        raise ValueError(
-            f"K dimension mismatch in mm_fp4: a has {left.shape[1]} bytes in a row, b has "
-            f"{right.shape[0]} in a column"
-        )
-    if (2 * left.shape[1]) % block_size:
-        raise ValueError(f"k must be a multiple of {block_size}, but got k={2 * left.shape[1]}")
-    b = b.swapaxes(0, 1)
-    contiguous("a", left.spec)
-    contiguous("b.T", arrays.as_array(b, "b").spec)
-    format, float8 = ("nvfp4", "float8_e4m3fn") if use_nvfp4 else ("mxfp4", "float8_e8m0fnu")
-    a_descale, a_scales = read_bytes("a_descale", a_descale, float8)
-    contiguous("a_descale", a_scales.spec)
-    b_descale, b_scales = read_bytes("b_descale", b_descale, float8)
-    if len(b_scales.shape) == 2:
-        b_descale = b_descale.swapaxes(0, 1)
-        contiguous("b_descale.T", arrays.as_array(b_descale, "b_descale").spec)
-    contiguous("b_descale", arrays.as_array(b_descale, "b_descale").spec)
-    depth = 2 * left.shape[1]
-    layout = SfLayout.layout_8x4 if use_8x4_sf_layout else SfLayout.layout_128x4
-    x = to_tensor(a, a_descale, format, (left.shape[0], depth), layout, name="a_descale")
-    w = to_tensor(
-        b, b_descale, format, (right.shape[1], depth), SfLayout.layout_128x4, name="b_descale"
-    )
-    dtype = dtype_of_result(None, out_dtype)
-    check_out(out, (left.shape[0], right.shape[1]), dtype)
-    return matmul(x, w, alpha=_scalar_alpha(alpha), out=out, out_dtype=dtype)
-
-
-def _scalar_alpha(alpha: Any) -> Any:
-    if alpha is None:
-        return 1.0
-    if isinstance(alpha, (int, float)):
-        return alpha
-    array = arrays.as_array(alpha, "alpha")
-    if array.dtype != "float32" or array.size != 1:
-        raise ValueError(
-            f"alpha must be a float32 tensor of one element, but got {array.dtype} of shape "
-            f"{array.shape}"
-        )
-    return alpha.reshape(())
-
-
-def _mxfp8(a: Any, a_format: str | None) -> tuple[Any, Array, str]:
+def _mxfp8(a: Any, a_format: str | None) -> tuple[tuple[Any, Array], str]:
     """The bytes of an mxfp8 operand, and its format."""
     array = arrays.as_array(a, "a")
     named = None
@@ -321,7 +195,7 @@ def _mxfp8(a: Any, a_format: str | None) -> tuple[Any, Array, str]:
         raise ValueError(
             f"a_format must agree with the dtype of a, {array.dtype}; got {a_format!r}"
         )
-    return (*bytes_of(a, array), own)
+    return bytes_of(a, array), own
 
 
 def _check_tiles(
@@ -331,6 +205,21 @@ def _check_tiles(
     check_member("tile_m", tile_m, (128,))
     check_member("tile_n", tile_n, narrow)
     check_member("tile_k", tile_k, (128, 256))
+
+
+def _repeated(
+    name: str,
+    options: tuple[Any, ...],
+    arguments: tuple[Any, ...],
+    out: Any,
+    make: Callable[[], Any],
+) -> Any:
+    """A grouped product, or the repetition of one like it into `out`."""
+    offsets = arrays.as_array(arguments[4], "m_indptr")
+    if out is None or offsets.device is None or offsets.dtype != "int32" or not offsets.size:
+        return make()
+    space = device.workspace(offsets, offsets)
+    return device.repeated((name, options, (*arguments, *space, out)), 2, make)
 
 
 #: An operand: codes, scales (each as given and as it is seen), format.
@@ -366,56 +255,64 @@ def _grouped(
     if depth % 128:
         raise ValueError(f"k must be a multiple of 128, but got k={depth}")
     check_out(out, (rows, columns), dtype)
-    x = _rows_by_group(codes, (rows, depth), a_scale, a_scales, a_format, offsets)
-    w = _stacked(b_codes, (groups, columns, depth), b_scale, b_scales, b_format)
-    return grouped_matmul(
-        x,
-        w,
-        row_offsets=offsets.owner,
-        alpha=_alpha_by_group(alpha, groups),
-        out=out,
-        out_dtype=dtype,
+    a_tiles = _tiles_by_group(a_scales, (rows, depth), a_format, offsets)
+    b_tiles = _tiles_of_stack(b_scales, (groups, columns, depth), b_format)
+    alpha = _alpha_by_group(alpha, groups)
+    space = device.workspace(offsets, offsets)
+    x = QTensor.from_parts(
+        codes,
+        a_scale.reshape(a_tiles),
+        a_format,
+        shape=(rows, depth),
+        decode_scale=space.one,
+        groups=m_indptr,
+        tile_starts=space.tile_starts,
     )
+    w = QTensor.from_parts(
+        b_codes,
+        b_scale.reshape(b_tiles),
+        b_format,
+        shape=(groups, columns, depth),
+        decode_scale=space.one,
+    )
+    device.write(space, a, offsets)
+    return grouped_matmul(x, w, row_offsets=m_indptr, alpha=alpha, out=out, out_dtype=dtype)
 
 
-def _rows_by_group(
-    codes: Any, shape: tuple[int, int], scales: Any, view: Array, format: str, offsets: Array
-) -> QTensor:
-    """The left operand, its scales where FlashInfer has them."""
+def _tiles_by_group(
+    view: Array, shape: tuple[int, int], format: str, offsets: Array
+) -> tuple[int, ...]:
+    """Shape of the left operand's scales as tiles, which are where FlashInfer has them."""
     rows, depth = shape
     groups = offsets.shape[0] - 1
     contiguous("a_scale", view.spec)
     k_tiles = scale_k_tiles(depth // FORMATS[format].block)
     row_bytes = TILE_ROWS * 4 * k_tiles
-    tiles = view.size // row_bytes if row_bytes else 0
-    # One group may end earlier than the bound by which callers allocate; how early depends on the
-    # offsets, which only the host looks at.
-    least = -(-max(rows + 127 * (groups - 2), rows) // TILE_ROWS) if groups and rows else 0
-    if row_bytes and (view.size % row_bytes or tiles < least):
-        wanted = (flashinfer_tiles(rows, groups) * TILE_ROWS, 4 * k_tiles)
-        raise ValueError(
-            f"a_scale must have shape {wanted}, padded for {rows} rows in {groups} groups, but got "
-            f"{view.shape}"
-        )
-    starts = device.tile_starts(offsets)
+    most = flashinfer_tiles(rows, groups)
+    tiles = view.size // row_bytes if row_bytes else most
+    # Callers allocate `most` tiles, or as many as the last group needs: how many that is depends on
+    # the offsets, which only the host looks at, but never fewer than this.
+    least = scale_tiles(max(rows + 127 * (groups - 2), rows)) if groups and rows else 0
     if offsets.device is None:
-        check_tile_starts(
-            arrays.as_array(starts, "starts"), offsets, tiles if row_bytes else 1 << 40
+        least = max(least, _tiles_in_use(offsets))
+    if (row_bytes and view.size % row_bytes) or tiles < least:
+        raise ValueError(
+            f"a_scale must have shape {(most * TILE_ROWS, 4 * k_tiles)}, padded for {rows} rows in "
+            f"{groups} groups, but got {view.shape}"
         )
-    return QTensor.from_parts(
-        codes,
-        scales.reshape((tiles, k_tiles, 32, 4, 4)),
-        format,
-        shape=shape,
-        groups=offsets.owner,
-        tile_starts=starts,
-    )
+    return (tiles, k_tiles, 32, 4, 4)
 
 
-def _stacked(
-    codes: Any, shape: tuple[int, int, int], scales: Any, view: Array, format: str
-) -> QTensor:
-    """The right operand."""
+def _tiles_in_use(offsets: Array) -> int:
+    """Tiles up to the end of the last group that has rows."""
+    values = arrays.host(offsets).astype(np.int64)
+    counts = scale_tiles(np.diff(values))
+    ends = flashinfer_tile_starts(values) + counts
+    return int(ends[counts > 0].max(initial=0))
+
+
+def _tiles_of_stack(view: Array, shape: tuple[int, int, int], format: str) -> tuple[int, ...]:
+    """Shape of the right operand's scales as tiles."""
     groups, columns, depth = shape
     contiguous("b_scale", view.spec)
     k_tiles = scale_k_tiles(depth // FORMATS[format].block)
@@ -423,13 +320,13 @@ def _stacked(
     wanted = (groups, tiled[1] * TILE_ROWS, k_tiles * 4)
     if view.size != wanted[0] * wanted[1] * wanted[2]:
         raise ValueError(f"b_scale must have shape {wanted}, but got {view.shape}")
-    return QTensor.from_parts(codes, scales.reshape(tiled), format, shape=shape)
+    return tiled
 
 
 def _alpha_by_group(alpha: Any, groups: int) -> Any:
     if alpha is None:
         return None
-    if isinstance(alpha, (int, float)):
+    if is_number(alpha):
         return alpha
     alpha = float32_of(alpha, "alpha")
     array = arrays.as_array(alpha, "alpha")

@@ -13,9 +13,8 @@ from ...api import quantize
 from ...arrays import Array
 from ...errors import UnsupportedError
 from ...formats import FORMATS
-from ...layouts import TILE_BLOCKS, scale_k_tiles
-from ._arguments import as_float8, check_backend, check_bool, float32_of
-from ._layouts import SfLayout, from_linear, layout_of
+from ._arguments import as_float8, check_backend, check_bool, float32_of, is_number
+from ._layouts import SfLayout, from_linear, layout_of, scale_extent
 
 __all__ = ["fp4_quantize", "mxfp4_quantize", "mxfp8_quantize", "nvfp4_quantize"]
 
@@ -204,8 +203,8 @@ def mxfp8_quantize(
 
     Parameters
     ----------
-    input : array of bfloat16, float16 or float32, [..., K]
-        K a multiple of 32.
+    input : array of bfloat16, float16, float32 or float8_e4m3fn, [..., K]
+        Row-major, K a multiple of 32. float8 is widened exactly.
     is_sf_swizzled_layout : bool
         Scales in tiles of 128 x 4, or linear.
     alignment : int
@@ -239,11 +238,9 @@ def mxfp8_quantize(
         raise ValueError(f"alignment must be an int, but got {alignment!r}") from None
     if aligned < 32 or aligned % 32:
         raise ValueError(f"alignment must be a positive multiple of 32, but got {alignment}")
+    if _is_column_major(input):
+        raise ValueError("input must be row-major, but got one whose last axis is not contiguous")
     source, array = _rows("input", input, 32)
-    if source is not input and array.shape[0] * array.shape[1] and _is_column_major(input):
-        raise ValueError(
-            "input must be row-major: its last axis contiguous; got its last but one instead"
-        )
     lead = arrays.as_array(input, "input").shape[:-1]
     columns = array.shape[1]
     padded = -(-columns // aligned) * aligned
@@ -258,7 +255,7 @@ def mxfp8_quantize(
 
 def _check_base(value: Any) -> None:
     """The base scale by token is 1 / (448 * 6)."""
-    if not isinstance(value, (int, float)):
+    if not is_number(value):
         array = arrays.as_array(value, "a_global_sf")
         if array.device is not None:
             raise UnsupportedError(
@@ -321,8 +318,8 @@ def _quantized(
     """Codes and scales, and the decode scale by row for "row_amax"."""
     block = FORMATS[format].block
     source, array = _rows(name, value, block)
-    by_row = encode == "row_amax" if isinstance(encode, str) else False
-    if encode is not None and not isinstance(encode, (str, int, float)):
+    by_row = isinstance(encode, str)
+    if encode is not None and not by_row and not is_number(encode):
         encode = _encode_scale(encode, array.shape[0])
     q = quantize(source, format, encode_scale=encode, scale_layout=_kind(layout))
     transposed = _is_column_major(value)
@@ -330,12 +327,9 @@ def _quantized(
     if transposed:
         shape = (*shape[:-2], shape[-1], shape[-2])
     codes = q.codes.reshape((*shape[:-1], shape[-1] // 2))
-    blocks = array.shape[1] // block
-    if layout is not SfLayout.layout_linear:
-        blocks = scale_k_tiles(blocks) * TILE_BLOCKS
-    scales = from_linear(q, layout)
-    rows = arrays.as_array(scales, "scales").size // blocks if blocks else 0
-    scales = scales.reshape((rows, blocks))
+    scales = from_linear(q, layout).reshape(
+        scale_extent(layout, array.shape[0], array.shape[1] // block)
+    )
     if transposed:
         codes, scales = codes.swapaxes(-2, -1), scales.swapaxes(-2, -1)
     return (codes, scales, q.decode_scale.reshape((-1,))) if by_row else (codes, scales)

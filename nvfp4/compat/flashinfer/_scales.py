@@ -9,7 +9,15 @@ from ...api import _flashinfer as device
 from ...api import interleave_scales
 from ...errors import UnsupportedError
 from ...layouts import TILE_ROWS
-from ._arguments import bytes_of, check_bool, check_member, contiguous, float32_of, read_codes
+from ._arguments import (
+    bytes_of,
+    check_bool,
+    check_member,
+    contiguous,
+    float32_of,
+    is_number,
+    read_codes,
+)
 from ._layouts import SfLayout, layout_of, to_tensor
 
 __all__ = [
@@ -153,7 +161,7 @@ def _dequantized(parts: tuple[Any, Any, Any], format: str, layout: SfLayout, nam
     scales, array = bytes_of(scales, array)
     if factor is not None:
         factor = float32_of(factor, "global_scale_tensor")
-        if not isinstance(factor, (int, float)):
+        if not is_number(factor):
             given = arrays.as_array(factor, "global_scale_tensor")
             if given.size != 1:
                 raise ValueError(
