@@ -11,7 +11,7 @@ import functools
 from typing import Any
 
 from .architectures import capability
-from .formats import FORMATS, BlockFormat
+from .formats import FORMATS, PREPARED, BlockFormat
 from .kernels.dequantize import DEQUANTIZE, GROUPED_DEQUANTIZE
 from .kernels.grouped_quantize import GROUPED_QUANTIZE
 from .kernels.grouped_stream import GROUPED_STREAM
@@ -22,6 +22,7 @@ from .launch import Launch
 from .layouts import TILE_BLOCKS, TILE_BYTES, TILE_ROWS, allocated_tiles
 from .plans_flashinfer import flashinfer_tile_starts, pad_offsets, swizzle, unswizzle
 from .plans_fused import fused_quantize, grouped_fused_quantize
+from .plans_prepare import dequantize_prepared, prepare_weights
 from .plans_products import grouped_matmul, matmul
 from .plans_seeds import seed_tile_starts
 from .plans_tma import quantize_tma
@@ -53,6 +54,7 @@ __all__ = [
     "interleave_scales",
     "matmul",
     "pad_offsets",
+    "prepare_weights",
     "quantize",
     "seed_tile_starts",
     "swizzle",
@@ -386,8 +388,9 @@ def dequantize(
 
     Parameters
     ----------
-    arch, format, rows, columns, batches, scale_layout
+    arch, format, rows, columns, batches
         As in :func:`quantize`.
+    scale_layout : {"linear", "tcgen", "sm90"}
     dtype : {"bfloat16", "float16", "float32"}
         Of ``out``.
     decode : {"scalar", "batch", "row", "batch_row", "group"}
@@ -398,7 +401,7 @@ def dequantize(
         Row tiles of a grouped tensor's tcgen scales.
     offsets_dtype, starts_dtype : {"int32", "int64", "uint32"} or None
     aligned : bool
-        Whether ``codes`` and ``out`` are multiples of 16 bytes.
+        Whether ``codes``, ``out`` and the scales of prepared weights are multiples of 16 bytes.
 
     Returns
     -------
@@ -410,6 +413,8 @@ def dequantize(
     UnsupportedError
         A grouped tensor of 2^32 rows or more.
     """
+    if scale_layout == PREPARED:
+        return dequantize_prepared(format, rows, columns, batches, dtype, decode, aligned)
     fmt = FORMATS[format]
     pieces = columns // PIECE
     constants = {

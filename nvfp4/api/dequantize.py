@@ -6,7 +6,7 @@ import math
 from typing import Any
 
 from .. import arrays
-from ..formats import FORMATS
+from ..formats import FORMATS, PREPARED
 from ..tensor import QTensor, check_scale_bytes
 from . import _place
 from ._out import check_apart, check_qtensor, check_result, decode_on_host, store
@@ -54,8 +54,10 @@ def dequantize(q: QTensor, dtype: Any = "float32", *, out: Any = None, stream: A
         return out
     if target is None:
         target = arrays.empty(q.shape, name, parts.codes, stream=where.stream)
-    stacked = len(q.shape) == 3 and (q.scale_layout == "tcgen" or parts.decode == "batch")
+    stacked = len(q.shape) == 3 and (q.scale_layout != "linear" or parts.decode == "batch")
     grouped = parts.groups is not None
+    # Words of the scales are read of prepared weights only.
+    prepared = parts.scales.pointer if q.scale_layout == PREPARED else 0
     facts = {
         "format": q.format,
         "rows": q.shape[1] if stacked else math.prod(q.shape[:-1]),
@@ -68,7 +70,7 @@ def dequantize(q: QTensor, dtype: Any = "float32", *, out: Any = None, stream: A
         "tiles": parts.scales.shape[0] if grouped and q.scale_layout == "tcgen" else None,
         "offsets_dtype": parts.groups.dtype if parts.groups is not None else None,
         "starts_dtype": parts.tile_starts.dtype if parts.tile_starts is not None else None,
-        "aligned": not (parts.codes.pointer | target.pointer) & 15,
+        "aligned": not (parts.codes.pointer | target.pointer | prepared) & 15,
     }
     buffers = {
         "codes": parts.codes,

@@ -181,6 +181,17 @@ def interleave(m: Memory) -> Made:
     return Made(nvfp4.interleave_scales, {"scales": scales, "out": out})
 
 
+def dequantize_prepared(m: Memory) -> Made:
+    q = there(m, nvfp4.prepare_weights(nvfp4.quantize(values(3, 17, 64), "mxfp4")))
+    return Made(dequantize_tensor, {"q": q, "out": m.put(np.zeros((3, 17, 64), np.float32))})
+
+
+def prepare(m: Memory) -> Made:
+    b = nvfp4.quantize(values(3, 17, 64), "mxfp4")
+    out = there(m, nvfp4.prepare_weights(b))
+    return Made(nvfp4.prepare_weights, {"b": there(m, b), "out": out})
+
+
 def deinterleave(m: Memory) -> Made:
     scales = m.put(np.zeros((1, 1, 32, 4, 4), np.uint8))
     out = m.put(np.zeros((5, 2), np.uint8))
@@ -189,7 +200,8 @@ def deinterleave(m: Memory) -> Made:
 
 CALLS = [
     quantize, quantize_scaled, quantize_by_number, grouped_quantize, matmul, matmul_of_tensors,
-    grouped_matmul, grouped_matmul_of_rows, dequantize, interleave, deinterleave,
+    grouped_matmul, grouped_matmul_of_rows, dequantize, dequantize_prepared, prepare, interleave,
+    deinterleave,
 ]  # fmt: skip
 calls = pytest.mark.parametrize("make", CALLS, ids=lambda make: make.__name__)
 

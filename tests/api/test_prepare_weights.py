@@ -18,6 +18,9 @@ from nvfp4.formats import FORMATS, block_format
 from tests import prepared
 from tests.vectorlib import same_values
 
+from . import stubs
+from .conftest import Card
+
 RNG = np.random.default_rng(11)
 ALL = pytest.mark.parametrize("format", list(FORMATS))
 OFFSETS = np.array([0, 2, 2, 5], np.int32)
@@ -286,3 +289,110 @@ def test_the_golden_model_makes_the_bytes() -> None:
         B.codes, B.scales, FORMATS["nvfp4"], shape=(17, 64), scale_layout="tcgen"
     )
     assert [a.tobytes() for a in arrays_of(W)[:2]] == [a.tobytes() for a in expected]
+
+
+# --- on the kernels -------------------------------------------------------------------------------
+
+
+def there(cupy: stubs.Cupy, q: nvfp4.QTensor) -> nvfp4.QTensor:
+    codes, scales, decode = (cupy.asarray(array) for array in arrays_of(q))
+    return dataclasses.replace(q, codes=codes, scales=scales, decode_scale=decode)
+
+
+def back(q: nvfp4.QTensor) -> nvfp4.QTensor:
+    codes, scales, decode = (a.values for a in (q.codes, q.scales, q.decode_scale))
+    return dataclasses.replace(q, codes=codes, scales=scales, decode_scale=decode)
+
+
+@ALL
+@pytest.mark.parametrize("layout", ["linear", "tcgen"])
+def test_kernels_make_the_bytes_of_the_golden_model(
+    card: Card, cupy: stubs.Cupy, format: str, layout: str
+) -> None:
+    card.simulate = True
+    for shape, scale in (((17, 96), None), ((2, 5, 64), "row_amax")):
+        if format != "nvfp4" and scale:
+            scale = None
+        b = weights(format, *shape, layout=layout, encode_scale=scale)
+        expected = nvfp4.prepare_weights(b)
+        got = nvfp4.prepare_weights(there(cupy, b))
+        assert got.scale_layout == "sm90" and same_bytes(back(got), expected)
+        values = got.dequantize()
+        assert same_values(values.values, b.dequantize())
+
+
+@ALL
+def test_so_they_do_on_the_simulated_machine(format: str) -> None:
+    b = any_bytes(format, 2, 17, 96)
+    expected, values = nvfp4.prepare_weights(b), b.dequantize("float16")
+    view = dataclasses.replace(b, codes=np.repeat(b.codes, 2, axis=1)[:, ::2])
+    out = poisoned(expected)
+    wide = np.full((2, 2, 4, out.codes.shape[-1]), 0xA5, np.uint8)
+    apart = dataclasses.replace(out, codes=wide[:, :, ::2])
+    with nvfp4.simulate():
+        assert same_bytes(nvfp4.prepare_weights(b), expected)
+        assert same_bytes(nvfp4.prepare_weights(view, out=out), expected)
+        nvfp4.prepare_weights(b, out=apart)
+        assert same_values(expected.dequantize("float16"), values)
+    assert (wide[:, :, ::2] == expected.codes).all() and (wide[:, :, 1::2] == 0xA5).all()
+
+
+def test_with_out_nothing_is_allocated_and_pointers_stay(card: Card, cupy: stubs.Cupy) -> None:
+    card.simulate = True
+    b = weights("mxfp4", 3, 17, 64)
+    expected = nvfp4.prepare_weights(b)
+    out = there(cupy, poisoned(expected))
+    pointers = [array.data.ptr for array in (out.codes, out.scales, out.decode_scale)]
+    device = there(cupy, b)
+    cupy.allocated.clear()
+    for _ in range(3):
+        out.codes.values[...] = 0xA5
+        out.scales.values[...] = 0xA5
+        assert nvfp4.prepare_weights(device, out=out, stream=7) is out
+        assert same_bytes(back(out), expected)
+    assert not cupy.allocated
+    assert pointers == [array.data.ptr for array in (out.codes, out.scales, out.decode_scale)]
+    assert len(card.launched) == 1 and len(card.repeated) == 2
+    assert {outcome[2] for outcome in card.outcomes} == {7}
+
+
+def test_what_kernels_write_starts_at_a_multiple_of_sixteen_bytes(
+    card: Card, cupy: stubs.Cupy
+) -> None:
+    out = there(cupy, W)
+    for name in ("codes", "scales"):
+        array = getattr(out, name).values
+        memory = np.zeros(array.nbytes + 32, np.uint8)
+        start = -memory.ctypes.data % 16 + 8
+        moved = memory[start : start + array.nbytes].reshape(array.shape)
+        changed: Any = {name: stubs.CupyArray(moved)}
+        bad = dataclasses.replace(out, **changed)
+        with says(ValueError, f"out.{name} must start at a multiple of 16 bytes; got 8"):
+            nvfp4.prepare_weights(there(cupy, B), out=bad)
+    assert not card.launched
+
+
+def test_codes_at_any_address_are_read(card: Card, cupy: stubs.Cupy) -> None:
+    card.simulate = True
+    memory = np.zeros(B.codes.nbytes + 17, np.uint8)
+    start = -memory.ctypes.data % 16 + 1
+    moved = memory[start : start + B.codes.nbytes].reshape(B.codes.shape)
+    moved[...] = B.codes
+    b = dataclasses.replace(there(cupy, B), codes=stubs.CupyArray(moved))
+    assert same_bytes(back(nvfp4.prepare_weights(b)), W)
+    assert card.facts["aligned"] is False
+
+
+def test_plans_of_products_are_told_that_weights_are_prepared(card: Card, cupy: stubs.Cupy) -> None:
+    a, b = cupy.asarray(A), there(cupy, W)
+    nvfp4.matmul(a, b)
+    assert card.facts["b_layout"] == "sm90" and card.facts["aligned"] is True
+    buffers = card.buffers
+    assert [buffers[name].owner for name in ("b_codes", "b_scales", "b_decode")] == [
+        b.codes, b.scales, b.decode_scale,
+    ]  # fmt: skip
+    memory = np.zeros(W.scales.nbytes + 32, np.uint8)
+    start = -memory.ctypes.data % 16 + 4
+    moved = stubs.CupyArray(memory[start : start + W.scales.nbytes])
+    nvfp4.matmul(a, dataclasses.replace(b, scales=moved))
+    assert card.facts["aligned"] is False

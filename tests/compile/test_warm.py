@@ -33,21 +33,15 @@ def test_every_call_is_a_public_function_or_method() -> None:
         assert hasattr(nvfp4, name) or hasattr(nvfp4.QTensor, name)
 
 
-def test_prepared_weights_are_refused_while_there_is_no_kernel_for_them() -> None:
-    for call in (
-        {"call": "prepare_weights", "format": "nvfp4", "shape": [256, 64]},
-        {
-            "call": "matmul",
-            "a": "bfloat16",
-            "b": "nvfp4",
-            "m": 1,
-            "n": 8,
-            "k": 64,
-            "prepared": True,
-        },
-    ):
-        with pytest.raises(nvfp4.UnsupportedError, match="prepare_weights"):
-            labels(call)
+def test_weights_are_prepared_as_on_a_card() -> None:
+    repack = {"call": "prepare_weights", "format": "mxfp4", "shape": [3, 256, 64]}
+    made = labels(repack)
+    assert [label.partition("[")[0] for label in made] == [
+        "prepare_clear", "prepare_search", "prepare", "prepare_finish",
+    ]  # fmt: skip
+    product = {"call": "matmul", "a": "bfloat16", "b": "mxfp4", "m": 1, "n": 256, "k": 64}
+    both = labels(product | {"prepared": True})
+    assert both[:-1] == made and both[-1] not in labels(product)
 
 
 @pytest.mark.parametrize("encode", [None, 2.0, "array", "amax", "row_amax"], ids=str)
