@@ -7,7 +7,7 @@ from dataclasses import replace
 from types import FunctionType
 from typing import Any
 
-from . import plans_blackwell, plans_prepared
+from . import plans_blackwell, plans_prepared, plans_sm120
 from .epilogue import EpilogueCode
 from .errors import UnsupportedError
 from .formats import FORMATS, PREPARED
@@ -154,6 +154,9 @@ def matmul(
             return (launch,)
     tiles_down, tiles_across = ceil_div(rows, _TILE), ceil_div(columns, _TILE)
     if _for_tensor_cores(constants, rows * columns * depth, (tiles_down, tiles_across)):
+        scaled = plans_sm120.dense(arch, constants, rows, columns, depth, _dtypes(epilogue))
+        if scaled is not None:
+            return (Launch(_with_epilogue(scaled.program, epilogue), *scaled[1:], args),)
         program = _with_epilogue(
             matmul_sm80_kernel(_dtypes(epilogue)).program(**constants), epilogue
         )
@@ -303,6 +306,10 @@ def grouped_matmul(
             return (launch,)
     across = ceil_div(columns, _TILE)
     if _for_tensor_cores(constants, rows * columns * depth, (2 * tiles, across)) and groups:
+        sizes = (rows, groups, tiles, columns, depth)
+        scaled = plans_sm120.grouped(arch, constants, *sizes, _dtypes(epilogue))
+        if scaled is not None:
+            return (Launch(_with_epilogue(scaled.program, epilogue), *scaled[1:], args),)
         kernel = grouped_matmul_sm80_kernel(_dtypes(epilogue))
         program = _with_epilogue(kernel.program(**constants), epilogue)
         grid, block = (2 * tiles, across, 1), (THREADS, 1, 1)

@@ -3,8 +3,8 @@
 *Bulk copies* (sm_90) are one instruction of one thread for any multiple of 16 bytes, both addresses
 multiples of 16. A load ends by counting its bytes at an mbarrier. Stores are collected in groups,
 which the thread that issued them closes and waits for. ``cp_async_16`` (sm_80) copies 16 bytes for
-each thread, in groups too; it belongs to the ordinary proxy, so an engine that reads what it
-brought needs ``fence_proxy_async_shared`` behind the wait.
+each thread, in groups too, ``cp_async_8`` and ``cp_async_4`` fewer; they belong to the ordinary
+proxy, so an engine that reads what they brought needs ``fence_proxy_async_shared`` behind the wait.
 
 An address in global memory is an i64, from ``memory.ptr_address``. A `policy` says what the second
 level cache keeps: see :func:`policy_evict_first`. Source: PTX ISA, ``cp.async``, ``cp.async.bulk``,
@@ -113,7 +113,19 @@ def bulk_wait_group_read(pending):
     engines().bulk_wait(thread(), pending, read_only=True)
 
 
-# Copies of 16 bytes ------------------------------------------------------------------------------
+# Copies of 4, 8 and 16 bytes ---------------------------------------------------------------------
+
+
+@instruction("void(u32, i64, u32)", asm="cp.async.ca.shared.global [$0], [$1], 4, $2;", memory=True)
+def cp_async_4(target, address, count):
+    """Copy `count` bytes (0 to 4) to shared `target`, and zeros up to 4; as :func:`cp_async_16`."""
+    engines().cp_async(thread(), target, address, 4, count)
+
+
+@instruction("void(u32, i64, u32)", asm="cp.async.ca.shared.global [$0], [$1], 8, $2;", memory=True)
+def cp_async_8(target, address, count):
+    """Copy `count` bytes (0 to 8) to shared `target`, and zeros up to 8; as :func:`cp_async_16`."""
+    engines().cp_async(thread(), target, address, 8, count)
 
 
 @instruction(

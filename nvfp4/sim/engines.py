@@ -32,6 +32,7 @@ from .mbarriers import (
     mbarrier_wait,
 )
 from .order import proxy_fence
+from .scaled_matrices import ldmatrix_e2m1, scaled_mma_resolver
 from .tcgen05 import (
     tcgen05_alloc,
     tcgen05_commit,
@@ -59,6 +60,7 @@ __all__ = [
     "cp_async_commit",
     "cp_async_wait",
     "ldmatrix",
+    "ldmatrix_e2m1",
     "mbarrier_arrive",
     "mbarrier_expect_tx",
     "mbarrier_init",
@@ -68,6 +70,7 @@ __all__ = [
     "mbarrier_wait",
     "mma_resolver",
     "proxy_fence",
+    "scaled_mma_resolver",
     "setmaxnreg",
     "tcgen05_alloc",
     "tcgen05_commit",

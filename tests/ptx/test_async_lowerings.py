@@ -43,6 +43,8 @@ SASS = {
     "bulk_commit_group": "UTMACMDFLUSH",
     "bulk_wait_group": "DEPBAR.LE",
     "bulk_wait_group_read": "DEPBAR.LE",
+    "cp_async_4": "LDGSTS.E.ZFILL",
+    "cp_async_8": "LDGSTS.E.64.ZFILL",
     "cp_async_16": "LDGSTS.E.BYPASS.128.ZFILL",
     "cp_async_commit_group": "LDGDEPBAR",
     "cp_async_wait_group": "DEPBAR.LE",
