@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Iterator
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -114,6 +115,7 @@ def card(monkeypatch: pytest.MonkeyPatch, cupy: stubs.Cupy) -> Iterator[Card]:
 
     monkeypatch.setattr(launch, "prepare", lambda *args, **more: Prepared(*args, **more))
     monkeypatch.setattr(launch, "architecture", lambda device: card.arch)
+    monkeypatch.setattr(launch, "device_info", lambda device: SimpleNamespace(processors=132))
     monkeypatch.setattr(launch, "run", run_or_record)
     monkeypatch.setattr(_place, "_planner", Plans)
     dense._dense_call.cache_clear()

@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+import contextlib
 import functools
-from collections.abc import Callable
+import re
+from collections.abc import Callable, Iterator
 from types import FunctionType
 from typing import Any, TypeVar
 
 from ...epilogue import Epilogue
 
-__all__ = ["also_named", "check_fixed", "check_threads", "element_function"]
+__all__ = ["also_named", "check_fixed", "check_threads", "element_function", "in_words_of"]
 
 _Function = TypeVar("_Function", bound=Callable[..., Any])
 
@@ -31,6 +33,19 @@ def also_named(**names: str) -> Callable[[_Function], _Function]:
         return renamed  # type: ignore[return-value]
 
     return decorate
+
+
+@contextlib.contextmanager
+def in_words_of(names: dict[str, str]) -> Iterator[None]:
+    """Errors of the public functions name the seed's arguments: ours -> the seed's."""
+    try:
+        yield
+    except (TypeError, ValueError) as error:
+        known = "|".join(map(re.escape, sorted(names, key=len, reverse=True)))
+        # Names stand at the beginning of messages, or are what an output overlaps.
+        named = rf"(?:^|(?<= overlap ))({known})(?!\w)"
+        text = re.sub(named, lambda found: names[found[1]], str(error))
+        raise type(error)(text) from None
 
 
 def check_threads(name: str, value: Any) -> None:

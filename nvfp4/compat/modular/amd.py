@@ -14,7 +14,7 @@ from ..._parts import check_dtype
 from ...arrays import Array
 from ...formats import MXFP4
 from ...tensor import QTensor
-from ._options import also_named, check_threads
+from ._options import also_named, check_threads, in_words_of
 from ._tensors import as_array, check_shape, operand, output_format, target, vector_size
 
 __all__ = [
@@ -83,14 +83,15 @@ def quantize_mx_amd(
         scale_layout="linear",
         ctx=ctx,
     )
-    return api.quantize(
-        input_tile,
-        fmt,
-        scale_rounding="even" if fmt is MXFP4 else "rceil",
-        scale_layout="linear",
-        out=out,
-        stream=ctx,
-    )
+    with in_words_of({"x": "input_tile", "out.codes": names[0], "out.scales": names[1]}):
+        return api.quantize(
+            input_tile,
+            fmt,
+            scale_rounding="even" if fmt is MXFP4 else "rceil",
+            scale_layout="linear",
+            out=out,
+            stream=ctx,
+        )
 
 
 #: Columns of the matrix that a flat buffer is quantised as, at most.
@@ -165,9 +166,10 @@ def quantize_dynamic_block_scaled_mxfp4(
         scale_layout="linear",
         ctx=ctx,
     )
-    return api.quantize(
-        matrix, MXFP4, scale_rounding="even", scale_layout="linear", out=out, stream=ctx
-    )
+    with in_words_of({"x": "input", "out.codes": "output", "out.scales": "output_scales"}):
+        return api.quantize(
+            matrix, MXFP4, scale_rounding="even", scale_layout="linear", out=out, stream=ctx
+        )
 
 
 def _as_matrix(value: Any, rows: int, columns: int) -> Any:
@@ -204,7 +206,8 @@ def matmul_dynamic_block_scaled_amd(
     left = _operand("a", a, a_scales, "M", ctx)
     right = _operand("b", b, b_scales, "N", ctx)
     result = _result(c, ctx, (left.shape[0], right.shape[0]))
-    return api.matmul(left, right, out=c, out_dtype=result.dtype, stream=ctx)
+    with in_words_of({"out": "c"}):
+        return api.matmul(left, right, out=c, out_dtype=result.dtype, stream=ctx)
 
 
 def grouped_matmul_block_scaled_amd(
@@ -255,15 +258,16 @@ def grouped_matmul_block_scaled_amd(
         raise TypeError(f"num_active_experts must be an int; got {num_active_experts!r}")
     offsets = _first("row_offsets", row_offsets, num_active_experts, 1, ctx)
     ids = _first("expert_ids", expert_ids, num_active_experts, 0, ctx)
-    return api.grouped_matmul(
-        left,
-        right,
-        row_offsets=offsets,
-        expert_ids=ids,
-        out=c,
-        out_dtype=result.dtype,
-        stream=ctx,
-    )
+    with in_words_of({"out": "c"}):
+        return api.grouped_matmul(
+            left,
+            right,
+            row_offsets=offsets,
+            expert_ids=ids,
+            out=c,
+            out_dtype=result.dtype,
+            stream=ctx,
+        )
 
 
 def _operand(name: str, codes: Any, scales: Any, rows: str, ctx: Any) -> QTensor:

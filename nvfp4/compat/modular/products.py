@@ -10,7 +10,7 @@ from ...api._reference import reference_matmul
 from ...arrays import dtype_name
 from ...epilogue import Epilogue
 from ...formats import BlockFormat
-from ._options import check_fixed, element_function
+from ._options import check_fixed, element_function, in_words_of
 from ._tensors import as_array, check_shape, operand, operand_format, vector_size
 
 __all__ = [
@@ -242,6 +242,7 @@ def _product(
     *,
     reference: bool = False,
 ) -> Any:
+    alpha_name = "alpha" if reference else "tensor_sf"
     check_fixed("transpose_b", transpose_b, True, "b is [N, K]")
     c = values[0]
     operands = []
@@ -267,4 +268,8 @@ def _product(
     columns = b.shape[0] if epilogue is None else epilogue.columns(b.shape[0])
     check_shape(names[0], result.spec, (a.shape[0], columns))
     product = reference_matmul if reference else api.matmul
-    return product(a, b, alpha=alpha, out=c, out_dtype=result.dtype, epilogue=epilogue, stream=ctx)
+    words = {"a": names[1], "b": names[2], "out": names[0], "alpha": alpha_name}
+    with in_words_of(words):
+        return product(
+            a, b, alpha=alpha, out=c, out_dtype=result.dtype, epilogue=epilogue, stream=ctx
+        )

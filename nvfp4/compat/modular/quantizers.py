@@ -7,12 +7,12 @@ from typing import Any
 import numpy as np
 
 from ... import api, arrays
-from ..._parts import check_dtype
+from ..._parts import check_dtype, check_offsets
 from ...api import _place
 from ...arrays import Array
 from ...layouts import scale_k_tiles, scale_tiles
 from ...tensor import QTensor
-from ._options import also_named, check_fixed, check_threads
+from ._options import also_named, check_fixed, check_threads, in_words_of
 from ._tensors import as_array, output_format, target, vector_size
 
 __all__ = [
@@ -196,15 +196,17 @@ def _quantize(
     out = target(
         names[:2], *values[:2], fmt, rows=rows, columns=columns, scale_layout=layout, ctx=ctx
     )
-    return api.quantize(
-        values[2],
-        fmt,
-        encode_scale=scale,
-        scale_rounding="even" if even else "rceil",
-        scale_layout=layout,
-        out=out,
-        stream=ctx,
-    )
+    words = {"x": names[2], "out.codes": names[0], "out.scales": names[1]}
+    with in_words_of({**words, "encode_scale": "tensor_sf"}):
+        return api.quantize(
+            values[2],
+            fmt,
+            encode_scale=scale,
+            scale_rounding="even" if even else "rceil",
+            scale_layout=layout,
+            out=out,
+            stream=ctx,
+        )
 
 
 def _encode_scale(name: str, value: Any) -> Any:
@@ -301,6 +303,8 @@ def grouped_quantize_dynamic_scaled_fp4_async(
             f"shape {output.shape}"
         )
     groups = offsets.shape[0] - 1
+    if offsets.device is None and groups >= 0:
+        check_offsets("row_offsets", offsets, rows)
     starts = None
     if scales_offsets is not None:
         starts = _tile_starts(
@@ -320,16 +324,18 @@ def grouped_quantize_dynamic_scaled_fp4_async(
         tile_starts=starts,
         decode_shape=(groups,),
     )
-    return api.grouped_quantize(
-        input_tensor,
-        fmt,
-        row_offsets=row_offsets,
-        expert_ids=expert_ids,
-        row_indices=row_indices,
-        encode_scale=factors.owner,
-        out=out,
-        stream=ctx,
-    )
+    words = {"x": "input_tensor", "out.codes": names[0], "out.scales": names[1]}
+    with in_words_of({**words, "encode_scale": "sf_tensor"}):
+        return api.grouped_quantize(
+            input_tensor,
+            fmt,
+            row_offsets=row_offsets,
+            expert_ids=expert_ids,
+            row_indices=row_indices,
+            encode_scale=factors.owner,
+            out=out,
+            stream=ctx,
+        )
 
 
 def _tile_starts(offsets: Array, scales_offsets: Array, groups: int, ctx: Any) -> Any:
