@@ -76,10 +76,10 @@ def aligned(values: Any) -> Any:
 
 
 def small_integers(shape: tuple[int, ...], seed: int) -> np.ndarray:
-    """Values whose products have exact sums, blocks of different scales among them."""
+    """Values whose products have exact sums, in blocks of different scales."""
     rng = np.random.default_rng(seed)
-    sizes = np.exp2(rng.integers(-1, 2, (*shape[:-1], 1)))
-    return (rng.integers(-3, 4, shape) * sizes).astype(np.float32)
+    sizes = np.exp2(rng.integers(-1, 2, (*shape[:-1], shape[-1] // 16)))
+    return (rng.integers(-3, 4, shape) * np.repeat(sizes, 16, axis=-1)).astype(np.float32)
 
 
 def offsets_of(rows: tuple[int, ...]) -> np.ndarray:

@@ -1,0 +1,450 @@
+"""One line of the kernel with tensor memory is changed, and the check that should catch it does.
+
+Each row is text of ``nvfp4/kernels/matmul_sm100.py``, what stands there instead, and what the
+simulated machine then says: an exception, its words, or, where no check could know, wrong values.
+The kernel as it is passes all of it, in every case of the table.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import inspect
+import types
+from typing import Any, NamedTuple
+
+import numpy as np
+import pytest
+
+import nvfp4
+from nvfp4 import plans_products, sim
+from nvfp4.arrays import as_array
+from nvfp4.kernels import matmul_sm100
+from nvfp4.launch import Launch, run
+from tests.kernels.products_sm100 import Case, operands, planned, same
+
+#: Three tiles of the result by one block, three stages each through a ring of two.
+NVFP4 = Case("nvfp4", 11, 190, 320, (64, 128), 1)
+MIXED = Case("mxfp8-mxfp4", 3, 190, 384, (64, 128), 1)
+WIDE = Case("nvfp4", 3, 190, 64, (192, 128), 1)
+#: The columns of the second tile begin at row 64 of a tile of scales.
+HALF = Case("mxfp8", 3, 100, 128, (64, 128), 1)
+PAIRS = Case("mxfp4", 3, 256, 192, (128, 128), 1, {"epilogue": nvfp4.epilogues.swiglu()})
+CASES = {"NVFP4": NVFP4, "MIXED": MIXED, "WIDE": WIDE, "HALF": HALF, "PAIRS": PAIRS}
+STAGES = 2
+SOURCE = inspect.getsource(matmul_sm100)
+
+
+class Plant(NamedTuple):
+    """A changed line; error None: wrong values."""
+
+    id: str
+    old: str
+    new: str
+    error: type[sim.Finding] | None
+    words: str = ""
+    case: str = "NVFP4"
+
+
+FULL_WAIT = (
+    "mbarrier_wait_parity(full, turn)\n                    tcgen05_fence_after_thread_sync()"
+)
+PROLOGUE = "tcgen05_relinquish()\n    tcgen05_fence_before_thread_sync()"
+MADE_WAIT = "mbarrier_wait_parity(made, acc_parity)\n            tcgen05_fence_after_thread_sync()"
+TAKEN = "tcgen05_fence_before_thread_sync()\n                    syncwarp(WARP)"
+STORED = "mbarrier_arrive(made + 16)\n            syncwarp(WARP)"
+LOADED = (
+    "acc = tcgen05_wait_ld(tcgen05_ld(accumulators + 32 * chunk, 32))\n"
+    "        st_shared_row(line, acc)\n    elif"
+)
+
+TABLE = [
+    # Barriers
+    Plant(
+        "init_without_fence",
+        "        fence_mbarrier_init()\n",
+        "",
+        sim.MissingFence,
+        "reports to the mbarrier",
+    ),
+    Plant(
+        "init_counts_threads",
+        "mbarrier_init(made + 16 + 8 * i, 4)",
+        "mbarrier_init(made + 16 + 8 * i, 128)",
+        sim.Deadlock,
+        "mbarrier",
+    ),
+    Plant(
+        "no_wait_for_empty",
+        "    mbarrier_wait_parity(full + 8 * STAGES, parity ^ 1)\n",
+        "",
+        sim.MBarrierError,
+        "too many arrivals",
+    ),
+    Plant(
+        "empty_parity",
+        "full + 8 * STAGES, parity ^ 1)",
+        "full + 8 * STAGES, parity)",
+        sim.Deadlock,
+        "parity 0",
+    ),
+    Plant(
+        "ring_parity_kept", "(parity + turns) % 2", "parity", sim.MBarrierError, "too many arrivals"
+    ),
+    Plant(
+        "scales_not_expected",
+        "+ nbytes * (1 + halves() * scale_tiles_of_b()),",
+        "+ nbytes,",
+        sim.NotAwaited,
+        "",
+    ),
+    Plant(
+        "spread_codes_counted_twice",
+        "return rows * row_bytes() // 2",
+        "return rows * row_bytes()",
+        sim.Deadlock,
+        "bytes",
+        "MIXED",
+    ),
+    Plant(
+        "no_wait_for_full",
+        FULL_WAIT,
+        "tcgen05_fence_after_thread_sync()",
+        sim.UnwrittenRead,
+        "shared memory",
+    ),
+    Plant(
+        "full_without_fence",
+        FULL_WAIT,
+        "mbarrier_wait_parity(full, turn)",
+        sim.MissingFence,
+        "fence::after_thread_sync",
+    ),
+    Plant(
+        "no_wait_for_made",
+        MADE_WAIT,
+        "tcgen05_fence_after_thread_sync()",
+        sim.UnwrittenRead,
+        "to load them",
+    ),
+    Plant(
+        "made_without_fence",
+        MADE_WAIT,
+        "mbarrier_wait_parity(made, acc_parity)",
+        sim.MissingFence,
+        "fence::after_thread_sync",
+    ),
+    Plant(
+        "made_parity",
+        "mbarrier_wait_parity(made, acc_parity)",
+        "mbarrier_wait_parity(made, acc_parity ^ 1)",
+        sim.UnwrittenRead,
+        "to load them",
+    ),
+    Plant(
+        "accumulator_parity_kept",
+        "return acc ^ 1, parity ^ acc",
+        "return acc ^ 1, parity",
+        sim.NotAwaited,
+        "tcgen05.commit and a wait",
+    ),
+    # Commits
+    Plant(
+        "stage_never_empty",
+        "                    tcgen05_commit(full + 8 * STAGES)\n",
+        "",
+        sim.Deadlock,
+        "parity 0",
+    ),
+    Plant(
+        "stage_empty_by_arrival",
+        "tcgen05_commit(full + 8 * STAGES)",
+        "mbarrier_arrive(full + 8 * STAGES)",
+        sim.NotAwaited,
+        "tcgen05.commit",
+    ),
+    Plant(
+        "made_by_arrival",
+        "tcgen05_commit(made)",
+        "mbarrier_arrive(made)",
+        sim.NotAwaited,
+        "tcgen05.commit",
+    ),
+    Plant("never_made", "                tcgen05_commit(made)\n", "", sim.Deadlock, "mbarrier"),
+    # Tensor memory
+    Plant(
+        "never_released",
+        "        tcgen05_dealloc(memory, COLUMNS)\n",
+        "",
+        sim.TensorMemoryError,
+        "never released",
+    ),
+    Plant(
+        "released_in_part",
+        "tcgen05_dealloc(memory, COLUMNS)",
+        "tcgen05_dealloc(memory, 32)",
+        sim.TensorMemoryError,
+        "no such allocation",
+    ),
+    Plant(
+        "released_while_read",
+        "    tcgen05_fence_before_thread_sync()\n    cuda.syncthreads()\n    if warp == ISSUER:",
+        "    if warp == ISSUER:",
+        sim.NotAwaited,
+        "to give them back",
+    ),
+    Plant(
+        "allocated_too_little",
+        "tcgen05_alloc(address_base(base), COLUMNS)",
+        "tcgen05_alloc(address_base(base), 64)",
+        sim.TensorMemoryError,
+        "before its allocation",
+    ),
+    Plant(
+        "allocated_by_a_number_that_is_none",
+        "tcgen05_alloc(address_base(base), COLUMNS)",
+        "tcgen05_alloc(address_base(base), 160)",
+        sim.InvalidOperand,
+        "columns are 32",
+    ),
+    Plant(
+        "allocated_after_the_promise",
+        "        tcgen05_alloc(address_base(base), COLUMNS)\n        tcgen05_relinquish()",
+        "        tcgen05_relinquish()\n        tcgen05_alloc(address_base(base), COLUMNS)",
+        sim.TensorMemoryError,
+        "relinquish",
+    ),
+    Plant("address_without_fence", PROLOGUE, "tcgen05_relinquish()", sim.MissingFence, "allocated"),
+    Plant(
+        "columns_out_of_bounds",
+        "memory + acc * TILE_N\n                    multiply",
+        "memory + acc * TILE_N + 384\n                    multiply",
+        sim.OutOfBounds,
+        "columns",
+        "WIDE",
+    ),
+    Plant(
+        "scales_over_accumulators",
+        "return memory + ACCS * TILE_N",
+        "return memory + TILE_N",
+        sim.TensorMemoryError,
+        "hold accumulators",
+    ),
+    Plant(
+        "scales_of_the_next_group",
+        "a_scales_column(memory) + 4 * group,\n                    b_scales",
+        "a_scales_column(memory) + 4 * group + 4,\n                    b_scales",
+        None,
+    ),
+    Plant(
+        "products_before_scales",
+        "    copy_scales(base, stage, memory, groups)\n",
+        "",
+        sim.UnwrittenRead,
+        "not in place",
+    ),
+    Plant("sums_never_begun", "k > 0 or step > 0,", "True,", sim.UnwrittenRead, "added to"),
+    Plant("sums_begun_in_each_stage", "k > 0 or step > 0,", "step > 0,", None),
+    Plant(
+        "other_warps_lanes",
+        "mine = memory + (warp << 21)",
+        "mine = memory",
+        sim.InvalidOperand,
+        "lanes 32 to 63",
+    ),
+    Plant(
+        "loads_not_awaited",
+        LOADED,
+        LOADED.replace("tcgen05_wait_ld(", "(", 1),
+        sim.NotAwaited,
+        "wait::ld",
+    ),
+    Plant(
+        "taken_without_fence", TAKEN, "syncwarp(WARP)", sim.NotAwaited, "fence::before_thread_sync"
+    ),
+    Plant(
+        "taken_before_the_last_load",
+        "if chunk == chunks - 1:",
+        "if chunk == 0:",
+        sim.NotAwaited,
+        "",
+    ),
+    Plant("strip_read_early", STORED, "mbarrier_arrive(made + 16)", sim.DataRace, "syncwarp"),
+    # Descriptors
+    Plant(
+        "operand_of_wgmma",
+        "SWIZZLE, 16, 8 * SWIZZLE)\n    b_at",
+        "SWIZZLE, 16, 8 * SWIZZLE) ^ (1 << 46)\n    b_at",
+        sim.InvalidDescriptor,
+        "bits 48:46",
+    ),
+    Plant(
+        "operand_of_another_swizzle",
+        "SWIZZLE, 16, 8 * SWIZZLE)\n    b_at",
+        "32, 16, 8 * SWIZZLE)\n    b_at",
+        sim.InvalidDescriptor,
+        "a tile begins at",
+    ),
+    Plant(
+        "rows_8_apart_of_another_swizzle",
+        "SWIZZLE, 16, 8 * SWIZZLE)\n    b_at",
+        "SWIZZLE, 16, 4 * SWIZZLE)\n    b_at",
+        None,
+    ),
+    Plant(
+        "tile_not_at_an_atom",
+        "a + to_a,",
+        "a + to_a + 8,",
+        sim.InvalidDescriptor,
+        "begins at",
+        "MIXED",
+    ),
+    Plant(
+        "scales_with_a_swizzle",
+        "source + group * SCALE_TILE, 0, 0, 128)",
+        "source + group * SCALE_TILE, 128, 0, 128)",
+        sim.InvalidDescriptor,
+        "swizzle",
+    ),
+    Plant(
+        "product_of_two_blocks",
+        "word | place_in_group(step),",
+        "(word ^ 3 << 27) | place_in_group(step),",
+        sim.InvalidDescriptor,
+        "M is 256",
+    ),
+    Plant(
+        "product_with_unknown_bits",
+        "word | place_in_group(step),",
+        "word | 1 << 25 | place_in_group(step),",
+        sim.InvalidDescriptor,
+        "mean nothing",
+    ),
+    Plant(
+        "product_of_another_scale_type",
+        '"e2m1", "e2m1", "ue4m3", MMA_N)',
+        '"e2m1", "e2m1", "ue8m0", MMA_N)',
+        None,
+    ),
+    Plant(
+        "scales_of_the_first_place",
+        "        place = step % 4\n",
+        "        place = 0\n",
+        None,
+        "",
+        "MIXED",
+    ),
+    Plant("scales_of_the_tile_before", "% 128 // 32\n", "% 64 // 32\n", None, "", "HALF"),
+    Plant(
+        "half_a_tile_of_scales",
+        "% 128 // 32\n",
+        "% 128 // 64\n",
+        sim.InvalidOperand,
+        "even",
+        "HALF",
+    ),
+    Plant(
+        "up_where_gate_is",
+        "accumulators + half * MMA_N,",
+        "accumulators,",
+        sim.UnwrittenRead,
+        "to load them",
+        "PAIRS",
+    ),
+    # Copies
+    Plant(
+        "map_never_acquired",
+        "        fence_tensormap_acquire(ptr_address(maps[1], 0))\n",
+        "",
+        sim.MissingFence,
+        "tensormap",
+    ),
+    Plant(
+        "base_not_aligned",
+        "(i64_of_u32(shared_base()) + 1023) // 1024 * 1024",
+        "i64_of_u32(shared_base()) + 128",
+        sim.Misaligned,
+        "multiple of 512",
+    ),
+    Plant(
+        "padding_of_the_depth",
+        "if step * step_depth() < left:",
+        "if left > 0:",
+        sim.UnwrittenRead,
+        "not in place",
+        "WIDE",
+    ),
+    Plant(
+        "scales_beyond_the_depth",
+        "groups = min(k_tiles - k * scale_groups(), scale_groups())",
+        "groups = scale_groups() + 0 * k_tiles",
+        sim.OutOfBounds,
+        "out of bounds",
+    ),
+]
+
+
+def changed(row: Plant | None) -> types.ModuleType:
+    """The kernel's module with a row's change, or as it is."""
+    text = SOURCE
+    if row is not None:
+        assert text.count(row.old) == 1, f"{text.count(row.old)} places have {row.old!r}"
+        text = text.replace(row.old, row.new)
+    module = types.ModuleType("nvfp4.kernels.matmul_sm100_changed")
+    module.__package__ = "nvfp4.kernels"
+    module.__file__ = "changed_kernel.py"
+    exec(compile(text, module.__file__, "exec"), module.__dict__)
+    return module
+
+
+def simulate(case: Case, module: types.ModuleType, schedule: Any = "round_robin") -> Any:
+    """Run a case by a module's kernel, with a ring of two stages: (result, golden result)."""
+    a, b, options = operands(case)
+    expected = np.asarray(nvfp4.matmul(a, b, **options))
+    launches: list[Launch] = []
+    with planned(case.tile, case.blocks), nvfp4.simulate("sm_100a") as machine:
+        machine.record = launches.append
+        nvfp4.matmul(a, b, **options)
+    (launch,) = launches
+    constants = {**dict(launch.program.constants), "STAGES": STAGES}
+    program = module.matmul_sm100_kernel().program(**constants)
+    program = dataclasses.replace(program, functions=launch.program.functions)
+    names = ("KIND", "TILE_N", "TILE_K", "STAGES", "PAIR")
+    size = matmul_sm100.shared_bytes(*(constants[name] for name in names))
+    launch = dataclasses.replace(launch, program=program, shared_bytes=size)
+    out = np.full(expected.shape, np.nan, np.float32)
+    buffers = {
+        "a_codes": a.codes, "a_scales": a.scales, "a_decode": a.decode_scale,
+        "b_codes": b.codes, "b_scales": b.scales, "b_decode": b.decode_scale, "out": out,
+    }  # fmt: skip
+    with nvfp4.simulate("sm_100a", schedule=schedule) as machine:
+        machine.spin_limit = 500
+        run(
+            [launch],
+            {k: as_array(v, k) for k, v in buffers.items()} | {"alpha": 1.0},
+            machine=machine,
+        )
+    return out, expected
+
+
+@pytest.mark.parametrize("schedule", ["round_robin", 1, 2])
+@pytest.mark.parametrize("name", CASES)
+def test_the_kernel_as_it_is_passes(name: str, schedule: Any) -> None:
+    same(*simulate(CASES[name], changed(None), schedule))
+
+
+@pytest.mark.parametrize("row", TABLE, ids=lambda row: row.id)
+def test_a_changed_line_is_caught(row: Plant) -> None:
+    module, case = changed(row), CASES[row.case]
+    if row.error is None:
+        got, expected = simulate(case, module)
+        assert not np.array_equal(got, expected)
+        return
+    with pytest.raises(row.error) as caught:
+        simulate(case, module)
+    assert type(caught.value) is row.error
+    assert row.words in str(caught.value)
+    assert caught.value.kernel is not None
+
+
+def test_there_are_rows_enough() -> None:
+    assert len({row.id for row in TABLE}) == len(TABLE) >= 25
