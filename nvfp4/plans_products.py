@@ -36,10 +36,7 @@ from .tiling import (
     index_constants,
 )
 
-__all__ = ["B_LAYOUTS", "grouped_matmul", "matmul"]
-
-#: Layouts of B that there are kernels for.
-B_LAYOUTS = ("linear", "tcgen")
+__all__ = ["grouped_matmul", "matmul"]
 
 
 @functools.lru_cache(maxsize=1024)

@@ -1,7 +1,7 @@
 """The suite ``matmul``: rows of bfloat16 times one quantised matrix, beside cuBLAS in bfloat16.
 
-Weights are rotated, so that they come from memory. A shape whose call would take more than a second
-is left out, and the table says how long it would take.
+Weights are prepared once, and rotated so that they come from memory. A shape whose call would take
+more than a second is left out, and the table says how long it would take.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from .run import Options, Run
 from .shapes import DENSE_PRODUCTS, DenseProduct
 from .targets import product_floor
 from .timing import FOOTPRINT, Timing
-from .weights import bits_of, copies_of, make_weights, prepared, prepares, values_of
+from .weights import bits_of, copies_of, prepared_copies, values_of
 
 __all__ = ["FORMATS_BY_DEFAULT", "Pace", "calls", "measure", "timed_product"]
 
@@ -33,12 +33,11 @@ def calls(
     options: Options, products: Iterable[DenseProduct] = DENSE_PRODUCTS
 ) -> list[dict[str, Any]]:
     """What is called, as ``nvfp4 compile --shapes`` takes it."""
-    prepare = {"prepared": True} if prepares() else {}
     formats = list(options.chosen(FORMATS_BY_DEFAULT))
     probe = [DenseProduct(*_PROBE, ratio=0)]
     return [
         {"call": "matmul", "a": "bfloat16", "b": formats, "m": p.rows, "n": p.columns,
-         "k": p.depth} | prepare
+         "k": p.depth, "prepared": True}
         for p in [*probe, *products]
         if p.rows == _PROBE[2] or options.wants(p.label)
     ] if formats else []  # fmt: skip
@@ -71,7 +70,7 @@ def probe(run: Run, fmt: BlockFormat) -> Pace:
     """A small product's pace."""
     columns, depth, rows = _PROBE
     pace = Pace()
-    b = prepared(make_weights(run.device, fmt, (columns, depth)))
+    (b,), _ = prepared_copies(run.device, fmt, (columns, depth), 1)
     a = run.device.random(rows * depth).reshape(rows, depth)
     out = run.device.full((rows, columns), 0.0, "bfloat16")
     seconds = one_call(run, lambda: api.matmul(a, b, out=out))
@@ -138,13 +137,12 @@ def _measure(
     run.say(f"{p.label}: {fmt.name}")
     device = run.device
     shape = (p.columns, p.depth)
-    originals = [make_weights(device, fmt, shape) for _ in range(copies_of(fmt, shape))]
-    weights = [prepared(w) for w in originals]
+    weights, original = prepared_copies(device, fmt, shape, copies_of(fmt, shape))
     a = device.random(p.rows * p.depth).reshape(p.rows, p.depth)
     out = device.full((p.rows, p.columns), float("nan"), "bfloat16")
     called = [_matmul(a, b, out) for b in weights]
     timing, _ = timed_product(run, called, pace, work)
-    checked = _checked(run, called[0], a, originals[0], out)
+    checked = _checked(run, called[0], a, original, out)
     floor = product_floor(rows=p.rows, columns=p.columns, depth=p.depth, bits=bits_of(fmt))
     references = {}
     if cublas is not None:

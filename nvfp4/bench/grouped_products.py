@@ -1,9 +1,9 @@
 """The suite ``grouped-matmul``: expert layers of known models, bfloat16 activations.
 
-Tokens are routed at random, to distinct experts each; routings and weights are rotated so that no
-weight is served from the second-level cache. Of an "up" projection the rows are gathered from the
-tokens by the kernel, of a "down" projection they are sorted beforehand. The floor counts the
-weights of the experts that are hit.
+Tokens are routed at random, to distinct experts each; weights are prepared once; routings and
+weights are rotated so that no weight is served from the second-level cache. Of an "up" projection
+the rows are gathered from the tokens by the kernel, of a "down" projection they are sorted
+beforehand. The floor counts the weights of the experts that are hit.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from .report import failed, row, skipped
 from .run import Options, Run
 from .shapes import GROUPED_PRODUCTS, TOKENS, Layer
 from .targets import grouped_floor
-from .weights import bits_of, copies_of, make_weights, prepared, prepares, values_of
+from .weights import bits_of, copies_of, prepared_copies, values_of
 
 __all__ = ["Routing", "calls", "measure", "routings"]
 
@@ -89,10 +89,9 @@ def routings(tokens: int, experts: int, top_k: int, seed: int = 4242) -> list[Ro
 
 def calls(options: Options, layers: Iterable[Layer] = GROUPED_PRODUCTS) -> list[dict[str, Any]]:
     """What is called, as ``nvfp4 compile --shapes`` takes it."""
-    prepare = {"prepared": True} if prepares() else {}
     made: list[dict[str, Any]] = []
     for fmt in options.chosen(FORMATS_BY_DEFAULT):
-        base = {"call": "grouped_matmul", "a": "bfloat16", "b": fmt} | prepare
+        base = {"call": "grouped_matmul", "a": "bfloat16", "b": fmt, "prepared": True}
         made.append(base | dict(zip(("n", "k", "m", "experts"), _PROBE, strict=True)))
         for layer in layers:
             shape = {"n": layer.columns, "k": layer.depth, "experts": layer.experts}
@@ -111,7 +110,7 @@ def probe(run: Run, fmt: BlockFormat) -> Pace:
     """A small product's pace."""
     columns, depth, rows, experts = _PROBE
     pace = Pace()
-    b = prepared(make_weights(run.device, fmt, (experts, columns, depth)))
+    (b,), _ = prepared_copies(run.device, fmt, (experts, columns, depth), 1)
     a = run.device.random(rows * depth).reshape(rows, depth)
     out = run.device.full((rows, columns), 0.0, "bfloat16")
     offsets = run.device.array(np.linspace(0, rows, experts + 1).astype(np.int32))
@@ -146,8 +145,8 @@ def measure(run: Run, layers: Iterable[Layer] = GROUPED_PRODUCTS) -> None:
 
 def _measure_layer(run: Run, layer: Layer, tokens: list[int], fmt: BlockFormat, pace: Pace) -> None:
     shape = (layer.experts, layer.columns, layer.depth)
-    originals: list[QTensor] = []
     weights: list[QTensor] = []
+    original: QTensor | None = None
     for count in tokens:
         label, target = layer.label(count), layer.target(fmt.name, count)
         why = pace.too_long(float(count) * layer.top_k * layer.columns * layer.depth)
@@ -155,12 +154,11 @@ def _measure_layer(run: Run, layer: Layer, tokens: list[int], fmt: BlockFormat, 
             run.add(skipped(GROUP, label, fmt.name, "nvfp4", why, target))
         elif not run.late(GROUP, label, fmt.name, "nvfp4", target):
             run.say(f"{label}: {fmt.name}")
-            if not weights:  # gigabytes: only where something is measured
-                made = (make_weights(run.device, fmt, shape) for _ in range(copies_of(fmt, shape)))
-                originals = list(made)
-                weights = [prepared(w) for w in originals]
+            if original is None:  # gigabytes: only where something is measured
+                copies = copies_of(fmt, shape)
+                weights, original = prepared_copies(run.device, fmt, shape, copies)
             try:
-                _measure_tokens(run, layer, count, fmt, pace, weights, originals[0])
+                _measure_tokens(run, layer, count, fmt, pace, weights, original)
             except Exception as error:  # the other rows are worth having
                 run.add(failed(GROUP, label, fmt.name, error, target))
 

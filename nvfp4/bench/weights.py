@@ -7,15 +7,15 @@ from typing import Any
 
 import numpy as np
 
-from .. import api, golden, plans_products
-from ..formats import FORMATS, PREPARED, BlockFormat
+from .. import api, golden
+from ..formats import FORMATS, BlockFormat
 from ..layouts import codes_shape, scale_shape
 from ..tensor import QTensor
 from .correct import scale_offsets
 from .devices import Device
 from .timing import FOOTPRINT
 
-__all__ = ["bits_of", "copies_of", "make_weights", "prepared", "prepares", "values_of"]
+__all__ = ["bits_of", "copies_of", "make_weights", "prepared_copies", "values_of"]
 
 MOST_COPIES = 64
 #: Scale bytes from .. to (not included): values near 1, none of them special.
@@ -44,14 +44,17 @@ def make_weights(device: Device, fmt: BlockFormat, shape: tuple[int, ...]) -> QT
     return QTensor.from_parts(codes, scales, fmt, shape=shape, decode_scale=decode)
 
 
-def prepares() -> bool:
-    """Whether products have kernels for prepared weights."""
-    return PREPARED in plans_products.B_LAYOUTS
+def prepared_copies(
+    device: Device, fmt: BlockFormat, shape: tuple[int, ...], count: int
+) -> tuple[list[QTensor], QTensor]:
+    """So many random weights as products like them best, and what the first of them was made of.
 
-
-def prepared(weights: QTensor) -> QTensor:
-    """As the kernels like it best."""
-    return api.prepare_weights(weights) if prepares() else weights
+    Of the others the original is gone: the two together may be more than a card holds.
+    """
+    first = make_weights(device, fmt, shape)
+    made = [api.prepare_weights(first)]
+    made += [api.prepare_weights(make_weights(device, fmt, shape)) for _ in range(count - 1)]
+    return made, first
 
 
 def values_of(

@@ -86,6 +86,25 @@ def test_a_layer_is_checked_with_every_number_of_tokens(layer: Layer) -> None:
     assert [bool(r.target) for r in rows] == [layer is UP, False]
 
 
+@pytest.mark.parametrize("name", ["matmul", "grouped_matmul"])
+def test_weights_are_prepared_before_anything_is_timed(
+    monkeypatch: pytest.MonkeyPatch, name: str
+) -> None:
+    real = getattr(dense_products.api, name)
+    layouts: set[str] = set()
+
+    def call(a: Any, b: Any, **more: Any) -> Any:
+        layouts.add(b.scale_layout)
+        return real(a, b, **more)
+
+    monkeypatch.setattr(dense_products.api, name, call)
+    module, shapes = {
+        "matmul": (dense_products, [DENSE]), "grouped_matmul": (grouped_products, [UP])
+    }[name]  # fmt: skip
+    assert all(not r.wrong for r in run(module, shapes))
+    assert layouts == {"sm90"}
+
+
 def wrong_somewhere(monkeypatch: pytest.MonkeyPatch, name: str) -> None:
     real: Callable[..., Any] = getattr(dense_products.api, name)
 
