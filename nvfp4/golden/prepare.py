@@ -268,12 +268,12 @@ def _stripes_of(codes: np.ndarray, fmt: BlockFormat) -> np.ndarray:
     """Codes of whole stripes, [16 r, bytes], as [r, s, 512 or 1024]."""
     down = codes.shape[0] // PREPARED_ROWS
     if fmt.codes_per_byte == 1:
-        # upper row, row, step, half, t, j, h -> step, upper row, row, t, j, half, h (odd first)
-        split = codes.reshape(down, 2, 8, -1, 2, 4, 4, 2)[..., ::-1]
-        return split.transpose(0, 3, 1, 2, 5, 6, 4, 7).reshape(down, -1, 1024)
-    split = codes.reshape(down, 2, 8, -1, 2, 4, 4)
-    low, high = _spread(split & 15), _spread(split >> 4)
-    mixed = _mix(low[:, 0], low[:, 1], high[:, 0], high[:, 1])  # [r, row, step, t, j]
+        # upper row, row, step, half, t, j, odd -> step, upper row, row, t, j, odd, half (last first)
+        split = codes.reshape(down, 2, 8, -1, 2, 4, 4, 2)[:, :, :, :, ::-1]
+        return split.transpose(0, 3, 1, 2, 5, 6, 7, 4).reshape(down, -1, 1024)
+    split = _spread(codes.reshape(down, 2, 8, -1, 2, 4, 4))
+    first, second = split[..., 0, :, :], split[..., 1, :, :]
+    mixed = _mix(first[:, 0], first[:, 1], second[:, 0], second[:, 1])  # [r, row, step, t, j]
     words = np.ascontiguousarray(mixed.transpose(0, 2, 1, 3, 4), "<u4")
     return words.view(np.uint8).reshape(down, -1, 512)
 
@@ -283,25 +283,25 @@ def _rows_of(stripes: np.ndarray, fmt: BlockFormat) -> np.ndarray:
     down, across = stripes.shape[:2]
     if fmt.codes_per_byte == 1:
         split = stripes.reshape(down, across, 2, 8, 4, 4, 2, 2)[..., ::-1]
-        return split.transpose(0, 2, 3, 1, 6, 4, 5, 7).reshape(down * PREPARED_ROWS, -1)
+        return split.transpose(0, 2, 3, 1, 7, 4, 5, 6).reshape(down * PREPARED_ROWS, -1)
     words = np.ascontiguousarray(stripes).view("<u4").reshape(down, across, 8, 4, 4)
     f = [_gather(value) for value in _unmix(words.astype(np.uint32))]
-    # [r, step, row, half, t, j] each
-    both = np.stack([f[0] | f[2] << 4, f[1] | f[3] << 4], axis=1)
+    # [r, step, row, t, j] each -> r, upper row, row, step, half, t, j
+    both = np.stack([np.stack(f[:2], axis=1), np.stack(f[2:], axis=1)], axis=4)
     return both.transpose(0, 1, 3, 2, 4, 5, 6).reshape(down * PREPARED_ROWS, -1)
 
 
-def _spread(nibbles: np.ndarray) -> np.ndarray:
-    """Nibbles of both halves [..., half, t, j] as bfloat16 times 2^-126, packed: [..., t, j]."""
-    code = nibbles.astype(np.uint32)
-    wide = (code & 8) << 12 | (code & 7) << 6
-    return np.asarray(wide[..., 0, :, :] | wide[..., 1, :, :] << 16)
+def _spread(pairs: np.ndarray) -> np.ndarray:
+    """Bytes of two codes as two bfloat16 times 2^-126."""
+    code = pairs.astype(np.uint32)
+    apart = code & 15 | (code & 0xF0) << 12
+    return np.asarray((apart & 0x80008) << 12 | (apart & 0x70007) << 6)
 
 
 def _gather(words: np.ndarray) -> np.ndarray:
-    """The inverse of `_spread`, of [r, step, row, t, j]."""
-    halves = np.stack([words & 0xFFFF, words >> 16], axis=3)
-    return (halves >> 12 & 8 | halves >> 6 & 7).astype(np.uint8)
+    """The inverse of `_spread`."""
+    apart = words >> 12 & 0x80008 | words >> 6 & 0x70007
+    return (apart & 15 | apart >> 12).astype(np.uint8)
 
 
 _MASK = np.uint32(0x81C081C0)

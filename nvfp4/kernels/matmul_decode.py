@@ -55,7 +55,6 @@ from .matmul_naive import grouped_matmul_kernel
 from .mma_tiles import lower_half, upper_half
 from .prepared_mma import (
     HEADER,
-    activations,
     factor_of_matrix,
     fragments,
     load_codes,
@@ -138,12 +137,12 @@ def halves(words):
     return upper, lower
 
 
-def add_products(w, x, c):
-    """The products of a step with eight rows."""
-    c = mma_m16n8k16_bf16(w[0], (x[0], x[1]), c)
-    c = mma_m16n8k16_bf16(w[1], (x[2], x[3]), c)
-    c = mma_m16n8k16_bf16(w[2], (x[4], x[5]), c)
-    return mma_m16n8k16_bf16(w[3], (x[6], x[7]), c)
+def add_products(w, low, high, c):
+    """The products of a step with eight rows, whose columns from 8t and 32 + 8t a lane has."""
+    c = mma_m16n8k16_bf16(w[0], (low[0], high[0]), c)
+    c = mma_m16n8k16_bf16(w[1], (low[1], high[1]), c)
+    c = mma_m16n8k16_bf16(w[2], (low[2], high[2]), c)
+    return mma_m16n8k16_bf16(w[3], (low[3], high[3]), c)
 
 
 def add_row_products(w, a, a_scales, row, column, depth, c):
@@ -153,8 +152,8 @@ def add_row_products(w, a, a_scales, row, column, depth, c):
     if A_ELEMENT == "none" and INPUT == "float16":
         low, low_rest = halves(low)
         high, high_rest = halves(high)
-        c = add_products(w, activations(low_rest, high_rest), c)
-    return add_products(w, activations(low, high), c), one | other
+        c = add_products(w, low_rest, high_rest, c)
+    return add_products(w, low, high, c), one | other
 
 
 def step(codes, record, a, a_scales, row0, row1, column, depth, c0, c1, extreme):

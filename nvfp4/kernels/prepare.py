@@ -250,21 +250,22 @@ def any_magnitude(words):
     return or_u32(every, shfl_xor_u32(ALL_LANES, every, 2))
 
 
-def low_places(x):
-    """Low nibbles of bytes 0 and 2, where bfloat16 has sign and magnitude."""
-    return or_u32(shl_u32(and_u32(x, 0x00080008), 12), shl_u32(and_u32(x, 0x00070007), 6))
+def places(word, selector):
+    """Both nibbles of a byte, where two bfloat16 have sign and magnitude.
 
-
-def high_places(x):
-    """The high ones."""
-    return or_u32(shl_u32(and_u32(x, 0x00800080), 8), shl_u32(and_u32(x, 0x00700070), 2))
+    The selector puts the byte into bytes 0 and 2.
+    """
+    x = prmt(word, 0, selector)
+    low = or_u32(shl_u32(and_u32(x, 0x00000008), 12), shl_u32(and_u32(x, 0x00000007), 6))
+    high = or_u32(shl_u32(and_u32(x, 0x00800000), 8), shl_u32(and_u32(x, 0x00700000), 2))
+    return or_u32(low, high)
 
 
 def word_of_step(a, b, c, d, selector):
     """A word of e2m1 codes: of halves 0 and 1 of row g (a, b) and of row g + 8 (c, d)."""
-    x = prmt(a, b, selector)
-    y = prmt(c, d, selector)
-    return mixed(low_places(x), low_places(y), high_places(x), high_places(y))
+    return mixed(
+        places(a, selector), places(c, selector), places(b, selector), places(d, selector)
+    )
 
 
 def store_codes(out_codes, at, a, b, c, d):
@@ -273,10 +274,10 @@ def store_codes(out_codes, at, a, b, c, d):
         st_global_v4_u32(
             out_codes,
             at,
-            word_of_step(a[0], b[0], c[0], d[0], 0x4400),
-            word_of_step(a[0], b[0], c[0], d[0], 0x5511),
-            word_of_step(a[0], b[0], c[0], d[0], 0x6622),
-            word_of_step(a[0], b[0], c[0], d[0], 0x7733),
+            word_of_step(a[0], b[0], c[0], d[0], 0x4040),
+            word_of_step(a[0], b[0], c[0], d[0], 0x4141),
+            word_of_step(a[0], b[0], c[0], d[0], 0x4242),
+            word_of_step(a[0], b[0], c[0], d[0], 0x4343),
             "",
         )
     else:
@@ -285,14 +286,14 @@ def store_codes(out_codes, at, a, b, c, d):
 
 
 def store_row(out_codes, at, a, b):
-    """Eight-bit codes of both halves of a row: the odd column of each pair in the lower byte."""
+    """Eight-bit codes of both halves of a row: of each two bytes, the second half's is the lower."""
     st_global_v4_u32(
         out_codes,
         at,
-        prmt(a[0], b[0], 0x4501),
-        prmt(a[0], b[0], 0x6723),
-        prmt(a[1], b[1], 0x4501),
-        prmt(a[1], b[1], 0x6723),
+        prmt(a[0], b[0], 0x1504),
+        prmt(a[0], b[0], 0x3726),
+        prmt(a[1], b[1], 0x1504),
+        prmt(a[1], b[1], 0x3726),
         "",
     )
 

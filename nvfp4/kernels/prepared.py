@@ -93,20 +93,19 @@ def mixed(f0, f1, f2, f3):
 
 def pair_of_word(q, upper, half):
     """Values of two neighbouring columns: of row g or (upper) g + 8, in half 0 or 1."""
-    shift = 16 - 16 * half
-    even = and_u32(shl_u32(q, 4 * upper), PLACES)
     other = select_u32(upper == 1, shr_u32(q, 4), shf_l(q, q, 10))
-    odd = and_u32(xor_u32(shl_u32(q, 6), other), PLACES)
+    second = xor_u32(shl_u32(q, 6), other)
+    pair = and_u32(select_u32(half == 0, shl_u32(q, 4 * upper), second), PLACES)
     return (
-        mul_rn(uint_as_float(and_u32(shl_u32(even, shift), 0xFFFF0000)), FROM_PLACES),
-        mul_rn(uint_as_float(and_u32(shl_u32(odd, shift), 0xFFFF0000)), FROM_PLACES),
+        mul_rn(uint_as_float(shl_u32(pair, 16)), FROM_PLACES),
+        mul_rn(uint_as_float(and_u32(pair, 0xFFFF0000)), FROM_PLACES),
     )
 
 
 def pair_of_bytes(word, half, element: str):
     """The same of eight-bit codes."""
-    codes = shr_u32(word, 16 * half)
-    return decode_one(shr_u32(codes, 8), element), decode_one(codes, element)
+    codes = shr_u32(word, 8 - 8 * half)
+    return decode_one(codes, element), decode_one(shr_u32(codes, 16), element)
 
 
 # Scales -------------------------------------------------------------------------------------------

@@ -5,14 +5,27 @@ A step is 16 rows x 64 columns of a matrix that ``nvfp4.prepare_weights`` has la
 all of them. One multiplication of pairs of bfloat16 makes an element times its scale exactly, up to
 the matrix's factor, by which the sums are multiplied afterwards.
 
-The K order of a step is its own; :func:`activations` gives the other operand the same.
+In the order of a step, the pair of columns (8t + 2j, next) stands where product j has (2t, next),
+and (32 + 8t + 2j, next) where it has (2t + 8, next): so what a lane needs of the other operand are
+eight neighbours from 8t on, and eight from 32 + 8t on.
 
 Compile-time constants: B_ELEMENT, B_SCALE.
 """
 
 from __future__ import annotations
 
-from ..ptx.arith import and_u32, i64_of_u32, lop3, mad_u32, or_u32, prmt, shf_l, shl_u32, shr_u32
+from ..ptx.arith import (
+    and_u32,
+    i64_of_u32,
+    lop3,
+    mad_u32,
+    mul_u32,
+    or_u32,
+    prmt,
+    shf_l,
+    shl_u32,
+    shr_u32,
+)
 from ..ptx.memory import ld_global_f32, ld_global_u32, ld_global_v4_u32
 from ..ptx.packed import mul_bf16x2
 
@@ -87,19 +100,21 @@ def load_record(b_scales, at):
 
 
 def multipliers(record):
-    """Pairs of bfloat16 for rows g and g + 8."""
+    """Pairs of equal bfloat16 for the four registers of a product: rows g, g + 8, g, g + 8."""
+    return (
+        multiplier(and_u32(record, 255)),
+        multiplier(prmt(record, 0, 0x4441)),
+        multiplier(prmt(record, 0, 0x4442)),
+        multiplier(shr_u32(record, 24)),
+    )
+
+
+def multiplier(byte):
+    """What a scale byte stands for, twice."""
     if B_SCALE == "e4m3":
-        low = and_u32(record, 0x00FF00FF)
-        high = and_u32(shr_u32(record, 8), 0x00FF00FF)
-        return (
-            mad_u32(low, 16, 0x75007500),
-            mad_u32(high, 16, 0x75007500),
-        )
+        return mad_u32(byte, 0x00100010, 0x75007500)
     else:
-        return (
-            and_u32(shl_u32(record, 7), 0x7F807F80),
-            and_u32(shr_u32(record, 1), 0x7F807F80),
-        )
+        return mul_u32(byte, 0x00800080)
 
 
 def upper_codes(word):
@@ -118,15 +133,15 @@ def fragment(low, high, scales):
         return (
             mul_bf16x2(and_u32(low, PLACES), scales[0]),
             mul_bf16x2(and_u32(shl_u32(low, 4), PLACES), scales[1]),
-            mul_bf16x2(lop3(left, shf_l(low, low, 10), PLACES, XOR_AND), scales[0]),
-            mul_bf16x2(lop3(left, shr_u32(low, 4), PLACES, XOR_AND), scales[1]),
+            mul_bf16x2(lop3(left, shf_l(low, low, 10), PLACES, XOR_AND), scales[2]),
+            mul_bf16x2(lop3(left, shr_u32(low, 4), PLACES, XOR_AND), scales[3]),
         )
     else:
         return (
             mul_bf16x2(upper_codes(low), scales[0]),
             mul_bf16x2(upper_codes(high), scales[1]),
-            mul_bf16x2(upper_codes(shl_u32(low, 8)), scales[0]),
-            mul_bf16x2(upper_codes(shl_u32(high, 8)), scales[1]),
+            mul_bf16x2(upper_codes(shl_u32(low, 8)), scales[2]),
+            mul_bf16x2(upper_codes(shl_u32(high, 8)), scales[3]),
         )
 
 
@@ -146,20 +161,3 @@ def fragments(codes, scales):
             fragment(codes[2], codes[6], scales),
             fragment(codes[3], codes[7], scales),
         )
-
-
-def activations(a, b):
-    """Columns 8t.. and 32 + 8t.. of a step, pairs of neighbours, in the order of the weights.
-
-    Word 2j is register 0 of the other operand of product j, word 2j + 1 is register 1.
-    """
-    return (
-        prmt(a[0], b[0], 0x5410),
-        prmt(a[0], b[0], 0x7632),
-        prmt(a[1], b[1], 0x5410),
-        prmt(a[1], b[1], 0x7632),
-        prmt(a[2], b[2], 0x5410),
-        prmt(a[2], b[2], 0x7632),
-        prmt(a[3], b[3], 0x5410),
-        prmt(a[3], b[3], 0x7632),
-    )
