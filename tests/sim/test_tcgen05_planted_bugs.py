@@ -1,6 +1,6 @@
 """One line of the kernel with tensor memory is changed, and the check that should catch it does.
 
-Each row is text of ``nvfp4/kernels/matmul_sm100.py``, what stands there instead, and what the
+Each row is text of ``matmul_sm100`` or its parts, what stands there instead, and what the
 simulated machine then says: an exception, its words, or, where no check could know, wrong values.
 The kernel as it is passes all of it, in every case of the table.
 """
@@ -8,7 +8,9 @@ The kernel as it is passes all of it, in every case of the table.
 from __future__ import annotations
 
 import dataclasses
+import importlib
 import inspect
+import sys
 import types
 from typing import Any, NamedTuple
 
@@ -16,7 +18,7 @@ import numpy as np
 import pytest
 
 import nvfp4
-from nvfp4 import plans_products, sim
+from nvfp4 import sim
 from nvfp4.arrays import as_array
 from nvfp4.kernels import matmul_sm100
 from nvfp4.launch import Launch, run
@@ -31,7 +33,8 @@ HALF = Case("mxfp8", 3, 100, 128, (64, 128), 1)
 PAIRS = Case("mxfp4", 3, 256, 192, (128, 128), 1, {"epilogue": nvfp4.epilogues.swiglu()})
 CASES = {"NVFP4": NVFP4, "MIXED": MIXED, "WIDE": WIDE, "HALF": HALF, "PAIRS": PAIRS}
 STAGES = 2
-SOURCE = inspect.getsource(matmul_sm100)
+#: The kernel's files, each of which imports from those before it.
+MODULES = ("sm100_layout", "sm100_jobs", "matmul_sm100")
 
 
 class Plant(NamedTuple):
@@ -384,15 +387,21 @@ TABLE = [
 
 
 def changed(row: Plant | None) -> types.ModuleType:
-    """The kernel's module with a row's change, or as it is."""
-    text = SOURCE
-    if row is not None:
-        assert text.count(row.old) == 1, f"{text.count(row.old)} places have {row.old!r}"
-        text = text.replace(row.old, row.new)
-    module = types.ModuleType("nvfp4.kernels.matmul_sm100_changed")
-    module.__package__ = "nvfp4.kernels"
-    module.__file__ = "changed_kernel.py"
-    exec(compile(text, module.__file__, "exec"), module.__dict__)
+    """The kernel's module with a row's change, or as it is, over modules changed likewise."""
+    found = 0
+    with pytest.MonkeyPatch.context() as patch:
+        for name in MODULES:
+            original = importlib.import_module(f"nvfp4.kernels.{name}")
+            text = inspect.getsource(original)
+            if row is not None:
+                found += text.count(row.old)
+                text = text.replace(row.old, row.new)
+            module = types.ModuleType(original.__name__)
+            module.__package__ = "nvfp4.kernels"
+            exec(compile(text, f"changed_{name}.py", "exec"), module.__dict__)
+            # What is imported from it next.
+            patch.setitem(sys.modules, original.__name__, module)
+    assert row is None or found == 1, f"{found} places have {row.old!r}"
     return module
 
 

@@ -1,0 +1,222 @@
+"""Tiles of the products with tensor memory: their extents, where their parts are, whose they are.
+
+What the jobs of ``sm100_jobs`` share. A stage of shared memory is TILE_K of the depth of 128 rows
+of A and TILE_N of B, in atoms of SWIZZLE bytes of a row, and their scales as they lie in the tcgen
+layout, 512 bytes for 128 rows of 4 scales. Tensor memory has ACCS accumulators of TILE_N columns,
+then the scales of a stage of A and of B.
+
+Compile-time constants: KIND, TILE_N, TILE_K, MMA_N, SWIZZLE, STAGES, ACCS, GROUPED: see
+``matmul_sm100``; B_SCALE, PAIR, A_STARTS and those of ``groups``.
+"""
+
+from __future__ import annotations
+
+from ..ptx.arith import i64_of_u32
+from ..ptx.memory import shared_base
+from .groups import expert_of, find_tile, load_index
+
+PAIR = "none"
+A_STARTS = "none"
+KIND = "nvf4"
+TILE_N = 128
+TILE_K = 256
+MMA_N = 128
+SWIZZLE = 128
+STAGES = 4
+ACCS = 2
+GROUPED = False
+
+TILE_M = 128
+SCALE_TILE = 512
+
+
+# Extents -----------------------------------------------------------------------------------------
+
+
+def row_bytes():
+    """Bytes of a row of a stage in shared memory."""
+    if KIND == "mxf8":
+        return TILE_K
+    else:
+        return TILE_K // 2
+
+
+def scale_groups():
+    """Groups of four scales in a row of a stage."""
+    if KIND == "nvf4":
+        return TILE_K // 64
+    else:
+        return TILE_K // 128
+
+
+def step_depth():
+    """K of an instruction."""
+    if KIND == "mxf8":
+        return 32
+    else:
+        return 64
+
+
+def halves():
+    """Products side by side in a tile, each of MMA_N columns."""
+    if PAIR == "halves":
+        return 2
+    else:
+        return 1
+
+
+def scale_tiles_of_b():
+    """Tiles of scales that a product's rows of B lie in."""
+    return (MMA_N + 127) // 128
+
+
+def counted(rows, element: str):
+    """Bytes that a tensor copy of so many rows counts: of spread codes, those in global memory."""
+    if KIND == "mxf8" and element == "e2m1":
+        return rows * row_bytes() // 2
+    else:
+        return rows * row_bytes()
+
+
+def strip_words():
+    """Accumulators of a row in a strip: 32, or 32 pairs."""
+    if PAIR == "none":
+        return 32
+    else:
+        return 64
+
+
+def strip_pitch():
+    """Bytes from row to row of a strip: four more words, for the row itself; no bank conflicts."""
+    return 4 * (strip_words() + 4)
+
+
+# Where things are --------------------------------------------------------------------------------
+
+
+def aligned_base():
+    """First byte of a block's shared memory that begins an atom of the swizzle."""
+    return (i64_of_u32(shared_base()) + 1023) // 1024 * 1024
+
+
+def b_base(base):
+    """Codes of B."""
+    return base + STAGES * TILE_M * row_bytes()
+
+
+def a_scales_base(base):
+    """Scales of A."""
+    return b_base(base) + STAGES * TILE_N * row_bytes()
+
+
+def b_scales_base(base):
+    """Scales of B."""
+    return a_scales_base(base) + STAGES * scale_groups() * SCALE_TILE
+
+
+def b_scales_stage():
+    """Bytes of a stage of scales of B."""
+    return halves() * scale_tiles_of_b() * scale_groups() * SCALE_TILE
+
+
+def strips_base(base):
+    """Strips of accumulators, one a warp."""
+    return b_scales_base(base) + STAGES * b_scales_stage()
+
+
+def full_base(base):
+    """mbarriers: a stage has arrived; STAGES further on: a stage has been read."""
+    return strips_base(base) + 4 * 32 * strip_pitch()
+
+
+def made_base(base):
+    """mbarriers: accumulators are complete; 16 bytes further on: they have been taken."""
+    return full_base(base) + 16 * STAGES
+
+
+def address_base(base):
+    """Where the address of the tensor memory is."""
+    return made_base(base) + 32
+
+
+def a_scales_column(memory):
+    """First column of the scales of A."""
+    return memory + ACCS * TILE_N
+
+
+def b_scales_column(memory):
+    """First column of the scales of B."""
+    return a_scales_column(memory) + 4 * scale_groups()
+
+
+# Tiles of the result -----------------------------------------------------------------------------
+
+
+def columns_of_tile():
+    """Columns of the product from one tile to the next; "halves": of the result."""
+    return MMA_N
+
+
+def tiles_across(columns):
+    """Tiles beside each other."""
+    if PAIR == "halves":
+        return (columns // 2 + MMA_N - 1) // MMA_N
+    else:
+        return (columns + MMA_N - 1) // MMA_N
+
+
+def dense_tile(tile, rows):
+    """What :func:`grouped_tile` says, of a dense product."""
+    first = tile * TILE_M
+    return True, 0, first, min(rows - first, TILE_M), tile, 0, 0, 0
+
+
+def grouped_tile(tile, row_offsets, expert_ids, tile_starts, groups, experts, rows, tiles):
+    """A tile of rows: (live, expert, first, count, tile of A's scales, owner, head, tail).
+
+    The lanes of a warp call it together. live: whether there is something to multiply; if not, its
+    rows are zeros.
+    """
+    owner, first_tile, start, stop, used, head, tail, _ = find_tile(
+        row_offsets, row_offsets, groups, rows, tile
+    )
+    expert = -1
+    a_tile = tile
+    if owner >= 0:
+        expert = expert_of(expert_ids, owner, experts)
+        first = start + ((tile - first_tile) << 7)
+        count = min(stop - first, TILE_M)
+        if A_STARTS != "none":
+            a_tile = load_index(tile_starts, owner, A_STARTS) + tile - first_tile
+    else:
+        first = (tile - used) << 7
+        count = TILE_M
+    if a_tile < 0 or a_tile >= tiles:
+        expert = -1
+    return expert >= 0 and count > 0, expert, first, count, a_tile, owner, head, tail
+
+
+def tile_of(tile, of_groups, rows):
+    """What belongs to a tile of rows; `of_groups` as the grouped kernel makes it."""
+    if GROUPED:
+        row_offsets, expert_ids, tile_starts, groups, experts, tiles = of_groups
+        return grouped_tile(
+            tile, row_offsets, expert_ids, tile_starts, groups, experts, rows, tiles
+        )
+    else:
+        return dense_tile(tile, rows)
+
+
+def next_stage(stage, parity, count):
+    """A place in a ring of STAGES, `count` further on."""
+    ahead = stage + count
+    turns = ahead // STAGES
+    return ahead - turns * STAGES, (parity + turns) % 2
+
+
+def next_accumulators(acc, parity):
+    """The place behind `acc` in the ring of accumulators."""
+    if ACCS == 1:
+        return 0, parity ^ 1
+    else:
+        return acc ^ 1, parity ^ acc
