@@ -75,7 +75,7 @@ def test_the_pytorch_example_uses_functions_and_arguments_that_exist() -> None:
         for node in ast.walk(ast.parse(block("import torch")))
         if isinstance(node, ast.Call) and ast.unparse(node.func).startswith("nvfp4.")
     ]
-    assert len(calls) == 3
+    assert len(calls) == 4
     for call in calls:
         function = getattr(nvfp4, ast.unparse(call.func).removeprefix("nvfp4."))
         names = {keyword.arg: None for keyword in call.keywords if keyword.arg}
