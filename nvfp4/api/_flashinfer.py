@@ -79,7 +79,7 @@ def write(space: Workspace, like: Array, offsets: Array | None = None) -> None:
     _place.launch(where, "flashinfer_tile_starts", facts, buffers, outputs=outputs)
 
 
-def repeated(call: Repeated, made: int, make: Callable[[], Any]) -> Any:
+def repeated(call: Repeated, plans: tuple[str, ...], make: Callable[[], Any]) -> Any:
     """Make a call with ``out``, or repeat one like it; what `make` returns, or `out`.
 
     Parameters
@@ -87,8 +87,9 @@ def repeated(call: Repeated, made: int, make: Callable[[], Any]) -> Any:
     call
         As ``_repeat.repeat`` takes it; all memory that is launched with is among its arguments, of
         which the last is ``out``.
-    made : int
-        Launches' plans that `make` makes, when it goes all the way.
+    plans : tuple of str
+        What `make` launches. A call that launched anything else is not remembered: something in it
+        was repeated, or allocated.
     make : function
         The call itself, made of several.
     """
@@ -96,10 +97,10 @@ def repeated(call: Repeated, made: int, make: Callable[[], Any]) -> Any:
         return call[2][-1]
     with _place.noted() as notes:
         result = make()
-    if len(notes) == made:
-        launches = [one for planned, _, _ in notes for one in planned]
-        where = notes[-1][1]
-        buffers = {name: value for _, _, given in notes for name, value in given.items()}
+    if tuple(name for name, *_ in notes) == plans:
+        launches = [one for _, planned, _, _ in notes for one in planned]
+        where = notes[-1][2]
+        buffers = {name: value for *_, given in notes for name, value in given.items()}
         remember(
             call,
             lambda: _place._launcher().prepare(launches, where.device, stream=where.stream),

@@ -134,8 +134,8 @@ def copied_or_refused(name: str, array: Array, where: Place) -> Array:
     )
 
 
-#: Launches on a card, each with its place and its buffers.
-Notes = list[tuple[Any, Place, Mapping[str, Any]]]
+#: What was launched on a card: name of the plan, launches, place, buffers.
+Notes = list[tuple[str, Any, Place, Mapping[str, Any]]]
 
 _notes: ContextVar[Notes | None] = ContextVar("notes", default=None)
 
@@ -207,7 +207,7 @@ def launch(
         launcher.run(planned, buffers, stream=where.stream, device=where.device)
         notes = _notes.get()
         if notes is not None:
-            notes.append((planned, where, buffers))
+            notes.append((plan, planned, where, buffers))
         if again is not None:
             remember(
                 again,

@@ -20,7 +20,7 @@ from ..program import Kernel
 from ..ptx.arith import i64_of_u32
 from ..ptx.memory import ld_global_u8, st_global_u8, st_global_u32
 from ..ptx.warp import shfl_idx_u32
-from .groups import load_index, running_sum
+from .groups import load_index, running_max, running_sum, value_below
 from .scales import tcgen_place
 from .warps import lane_count, mask_of
 
@@ -40,39 +40,39 @@ def flashinfer_tile_starts(row_offsets, tile_starts, one, groups):
         st_global_u32(tile_starts, i * 4, start, "")
 
 
-def padded_rows(row_offsets, i):
-    """Rows of range i, up to a multiple of four; none where offsets decrease."""
-    rows = load_index(row_offsets, i + 1, OFFSETS) - load_index(row_offsets, i, OFFSETS)
-    return (max(rows, 0) + 3) >> 2 << 2
-
-
 def pad_offsets(row_offsets, padded, destinations, groups, rows):
     lanes = lane_count()
     mask = mask_of(lanes)
     lane = cuda.threadIdx.x + 0
     owner = cuda.blockIdx.x + 0
+    # Offsets count as clamped to the rows and never decreasing, as in ``groups``.
+    reach = min(max(load_index(row_offsets, 0, OFFSETS), 0), rows)
     before = 0
     base = 0
     while base < owner:
-        own = 0
-        if base + lane < owner:
-            own = padded_rows(row_offsets, base + lane)
-        before += own
+        count = min(lanes, owner - base)
+        upper = reach
+        if lane < count:
+            upper = min(max(load_index(row_offsets, base + lane + 1, OFFSETS), reach), rows)
+        upper = running_max(mask, upper, lane, count)
+        lower = value_below(mask, upper, lane, reach)
+        if lane < count:
+            before += (upper - lower + 3) >> 2 << 2
+        reach = i64_of_u32(shfl_idx_u32(mask, upper, count - 1))
         base += lanes
     # The running sum of the last lane is that of all, and is wanted in every lane.
     total = running_sum(mask, before, lane, lanes)
     total = i64_of_u32(shfl_idx_u32(mask, total, lanes - 1))
-    if lane == 0:
-        if owner == 0:
-            st_global_u32(padded, 0, 0, "")
-        if owner < groups:
-            st_global_u32(padded, (owner + 1) * 4, total + padded_rows(row_offsets, owner), "")
+    if lane == 0 and owner == 0:
+        st_global_u32(padded, 0, 0, "")
     if owner < groups:
-        first = max(load_index(row_offsets, owner, OFFSETS), 0)
-        row = first + lane
-        stop = min(load_index(row_offsets, owner + 1, OFFSETS), rows)
+        stop = min(max(load_index(row_offsets, owner + 1, OFFSETS), reach), rows)
+        if lane == 0:
+            own = (stop - reach + 3) >> 2 << 2
+            st_global_u32(padded, (owner + 1) * 4, total + own, "")
+        row = reach + lane
         while row < stop:
-            st_global_u32(destinations, row * 4, total + row - first, "")
+            st_global_u32(destinations, row * 4, total + row - reach, "")
             row += lanes
 
 

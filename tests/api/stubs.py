@@ -65,7 +65,7 @@ class _Memory:
 
 
 class CupyArray:
-    """``cupy.ndarray``: dtype, shape, strides, data, view."""
+    """``cupy.ndarray``: dtype, shape, strides, data, views."""
 
     def __init__(self, values: np.ndarray, device: int = 0) -> None:
         self.values, self._device = values, device
@@ -88,6 +88,15 @@ class CupyArray:
 
     def view(self, dtype: Any) -> CupyArray:
         return CupyArray(self.values.view(dtype), self._device)
+
+    def reshape(self, shape: tuple[int, ...]) -> CupyArray:
+        return CupyArray(self.values.reshape(shape), self._device)
+
+    def swapaxes(self, first: int, second: int) -> CupyArray:
+        return CupyArray(self.values.swapaxes(first, second), self._device)
+
+    def transpose(self, axes: tuple[int, ...]) -> CupyArray:
+        return CupyArray(self.values.transpose(axes), self._device)
 
     def __getitem__(self, index: Any) -> CupyArray:
         return CupyArray(self.values[index], self._device)
@@ -216,6 +225,15 @@ class Tensor:
 
     def view(self, kind: dtype) -> Tensor:
         return Tensor(self._torch, self.values.view(kind.numpy), self.where)
+
+    def reshape(self, shape: tuple[int, ...]) -> Tensor:
+        return Tensor(self._torch, self.values.reshape(shape), self.where)
+
+    def swapaxes(self, first: int, second: int) -> Tensor:
+        return Tensor(self._torch, self.values.swapaxes(first, second), self.where)
+
+    def permute(self, axes: tuple[int, ...]) -> Tensor:
+        return Tensor(self._torch, self.values.transpose(axes), self.where)
 
     @property
     def where(self) -> str:

@@ -89,7 +89,8 @@ def mm_fp4(
     if out is None or (like := arrays.as_array(a, "a")).device is None:
         return make()
     arguments = (a, b, a_descale, b_descale, alpha, *device.workspace(like), out)
-    return device.repeated(("flashinfer.mm_fp4", (*options, out_dtype), arguments), 2, make)
+    call = ("flashinfer.mm_fp4", (*options, out_dtype), arguments)
+    return device.repeated(call, ("flashinfer_tile_starts", "matmul"), make)
 
 
 def _check_options(

@@ -58,11 +58,12 @@ def pad_indptr_to_multiple_of_4(m_indptr: Any, *, rows: int | None = None) -> tu
     TypeError
         `rows` is no int.
     """
+    if rows is not None:
+        if isinstance(rows, bool) or not isinstance(rows, (int, np.integer)):
+            raise TypeError(f"rows must be an int; got {rows!r}")
+        if rows < 0:
+            raise ValueError(f"rows must not be negative; got {rows}")
     offsets = read_indptr(m_indptr, rows)
     if rows is None:
         rows = int(m_indptr[-1])
-    elif isinstance(rows, bool) or not isinstance(rows, (int, np.integer)):
-        raise TypeError(f"rows must be an int; got {rows!r}")
-    if rows < 0:
-        raise ValueError(f"rows must not be negative; got {rows}")
     return device.padded_offsets(offsets, int(rows))

@@ -219,7 +219,8 @@ def _repeated(
     if out is None or offsets.device is None or offsets.dtype != "int32" or not offsets.size:
         return make()
     space = device.workspace(offsets, offsets)
-    return device.repeated((name, options, (*arguments, *space, out)), 2, make)
+    call = (name, options, (*arguments, *space, out))
+    return device.repeated(call, ("flashinfer_tile_starts", "grouped_matmul"), make)
 
 
 #: An operand: codes, scales (each as given and as it is seen), format.
