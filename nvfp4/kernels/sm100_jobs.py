@@ -217,7 +217,7 @@ def copy_scales(base, stage, memory, groups):
     source = a_scales_base(base) + stage * scale_groups() * SCALE_TILE
     for group in range(scale_groups()):
         if group < groups:
-            descriptor = tcgen05_descriptor(source + group * SCALE_TILE, 0, 0, 128)
+            descriptor = tcgen05_descriptor(source + group * SCALE_TILE, 0, 16, 128)
             tcgen05_cp_scales(a_scales_column(memory) + 4 * group, descriptor)
     source = b_scales_base(base) + stage * b_scales_stage()
     for half in range(halves()):
@@ -226,7 +226,7 @@ def copy_scales(base, stage, memory, groups):
                 if group < groups:
                     tile = half * scale_tiles_of_b() + i
                     descriptor = tcgen05_descriptor(
-                        source + (tile * scale_groups() + group) * SCALE_TILE, 0, 0, 128
+                        source + (tile * scale_groups() + group) * SCALE_TILE, 0, 16, 128
                     )
                     # A group's tiles side by side: columns for all rows of a product.
                     at = (half * scale_groups() + group) * scale_tiles_of_b() + i

@@ -124,8 +124,11 @@ class TensorMemory:
     # Allocation ----------------------------------------------------------------------------------
 
     def free_base(self, columns: int) -> int | None:
-        """The first column of a free aligned run, None where there is none."""
-        for base in range(0, COLUMNS, columns):
+        """The first column of a free aligned run, None where there is none.
+
+        The last there is, so that a base that is forgotten shows.
+        """
+        for base in range(COLUMNS - columns, -1, -columns):
             if all(one is None for one in self.owner[base : base + columns]):
                 return base
         return None

@@ -303,8 +303,8 @@ TABLE = [
     ),
     Plant(
         "scales_with_a_swizzle",
-        "source + group * SCALE_TILE, 0, 0, 128)",
-        "source + group * SCALE_TILE, 128, 0, 128)",
+        "source + group * SCALE_TILE, 0, 16, 128)",
+        "source + group * SCALE_TILE, 128, 16, 128)",
         sim.InvalidDescriptor,
         "swizzle",
     ),
