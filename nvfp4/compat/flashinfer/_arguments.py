@@ -24,6 +24,7 @@ __all__ = [
     "permuted",
     "read_bytes",
     "read_codes",
+    "viewed",
 ]
 
 _RESULTS = ("bfloat16", "float16")
@@ -127,14 +128,17 @@ def float32_of(value: Any, name: str) -> Any:
     return value.astype("float32")
 
 
+def viewed(value: Any, dtype: str) -> Any:
+    """The same memory as another dtype of the same size."""
+    if arrays.as_array(value, "array").library == "torch":
+        return value.view(getattr(sys.modules["torch"], dtype))
+    return value.view(arrays.numpy_dtype(dtype))
+
+
 def as_float8(value: Any, dtype: str) -> Any:
     """Bytes as their float8 dtype, where the library has it; CuPy has none: uint8 there."""
-    library = arrays.as_array(value, "bytes").library
-    if library == "torch":
-        return value.view(getattr(sys.modules["torch"], dtype))
-    if library == "numpy":
-        return value.view(arrays.numpy_dtype(dtype))
-    return value
+    known = arrays.as_array(value, "bytes").library in ("torch", "numpy")
+    return viewed(value, dtype) if known else value
 
 
 def permuted(value: Any, axes: tuple[int, ...]) -> Any:

@@ -13,7 +13,7 @@ from ...api import quantize
 from ...arrays import Array
 from ...errors import UnsupportedError
 from ...formats import FORMATS
-from ._arguments import as_float8, check_backend, check_bool, float32_of, is_number
+from ._arguments import as_float8, check_backend, check_bool, float32_of, is_number, viewed
 from ._layouts import SfLayout, from_linear, layout_of, scale_extent
 
 __all__ = ["fp4_quantize", "mxfp4_quantize", "mxfp8_quantize", "nvfp4_quantize"]
@@ -245,9 +245,11 @@ def mxfp8_quantize(
     columns = array.shape[1]
     padded = -(-columns // aligned) * aligned
     if padded != columns:
-        wide = arrays.full((array.shape[0], padded), 0.0, array.dtype, array)
-        wide[:, :columns] = source
-        source = wide
+        # As integers, which every library can copy.
+        words = f"int{8 * array.spec.itemsize}"
+        wide = arrays.full((array.shape[0], padded), 0, words, array)
+        wide[:, :columns] = viewed(source, words)
+        source = viewed(wide, array.dtype)
     q = quantize(source, "mxfp8_e4m3", scale_layout=_kind(layout))
     codes = as_float8(q.codes.reshape((*lead, padded)), "float8_e4m3fn")
     return codes, from_linear(q, layout)
