@@ -199,8 +199,8 @@ TABLE = [
         "allocated_too_little",
         "tcgen05_alloc(address_base(base), COLUMNS)",
         "tcgen05_alloc(address_base(base), 64)",
-        sim.TensorMemoryError,
-        "before its allocation",
+        sim.OutOfBounds,
+        "of tensor memory",
     ),
     Plant(
         "allocated_by_a_number_that_is_none",
