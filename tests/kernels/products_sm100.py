@@ -11,7 +11,8 @@ from typing import Any, NamedTuple
 import numpy as np
 
 import nvfp4
-from nvfp4 import plans_blackwell, plans_products
+from nvfp4 import layouts, plans_blackwell, plans_products
+from nvfp4.formats import FORMATS
 
 #: Formats of A and B, by what their product is called.
 PAIRS = {
@@ -98,9 +99,31 @@ def operands(case: Case) -> tuple[Any, Any, dict[str, Any]]:
     count = int(offsets[-1]) + options.pop("rows_of_none", 0)
     x = small_integers((count, case.depth), 3)
     experts = options.pop("experts", len(case.rows))
-    a = nvfp4.grouped_quantize(x, formats[0], row_offsets=offsets)
+    out = None
+    if options.pop("flashinfer_tiles", False):
+        # Each range on the first tile that no rounding up of those before it can have reached.
+        starts = (offsets[:-1] + 127 * np.arange(len(case.rows))) // 128
+        out = room(x.shape, formats[0], offsets, starts.astype(np.int32))
+    a = nvfp4.grouped_quantize(x, formats[0], row_offsets=offsets, out=out)
     b = nvfp4.quantize(small_integers((experts, case.columns, case.depth), 4), formats[1])
     return aligned(a), aligned(b), {"row_offsets": a.groups, **options}
+
+
+def room(shape: tuple[int, int], fmt: str, offsets: np.ndarray, starts: np.ndarray) -> Any:
+    """A result of the grouped quantiser whose ranges have their scales at these tiles."""
+    described = FORMATS[fmt]
+    last = int((starts + -(-np.diff(offsets) // 128)).max())
+    blocks = shape[1] // described.block
+    return nvfp4.QTensor(
+        codes=aligned(np.zeros(layouts.codes_shape(described, shape), np.uint8)),
+        scales=aligned(np.zeros((last + 1, -(-blocks // 4), 32, 4, 4), np.uint8)),
+        decode_scale=np.ones(len(starts), np.float32),
+        format=fmt,
+        shape=shape,
+        scale_layout="tcgen",
+        groups=offsets,
+        tile_starts=starts,
+    )
 
 
 def simulated(

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import importlib.util
 import time
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -15,6 +17,7 @@ from tests.kernels.products_sm100 import (
     aligned,
     operands,
     planned,
+    room,
     same,
     simulated,
     small_integers,
@@ -78,15 +81,20 @@ def test_results_of_sixteen_bits() -> None:
 
 
 def test_scale_tiles_of_a_that_begin_elsewhere() -> None:
-    offsets = np.array([0, 3, 5], np.int32)
-    starts = np.array([2, 0], np.int32)
+    offsets, starts = np.array([0, 3, 5], np.int32), np.array([2, 0], np.int32)
     x = small_integers((5, 64), 5)
-    a = nvfp4.grouped_quantize(x, "mxfp8_e4m3", row_offsets=offsets, out=_room(x, offsets, starts))
+    out = room(x.shape, "mxfp8_e4m3", offsets, starts)
+    a = nvfp4.grouped_quantize(x, "mxfp8_e4m3", row_offsets=offsets, out=out)
     b = aligned(nvfp4.quantize(small_integers((2, 72, 64), 6), "mxfp8_e4m3"))
     expected = np.asarray(nvfp4.grouped_matmul(a, b, row_offsets=a.groups, out_dtype="float32"))
     with planned(None, 1), nvfp4.simulate("sm_100a"):
         got = nvfp4.grouped_matmul(a, b, row_offsets=a.groups, out_dtype="float32")
     same(np.asarray(got), expected)
+
+
+def test_scale_tiles_by_the_rule_of_flashinfer() -> None:
+    options = {"flashinfer_tiles": True}
+    same(*simulated(Case("mxfp8-mxfp4", (2, 130, 3), 72, 128, (64, 128), 1, options)))
 
 
 def test_poison_in_the_padding_of_scales_is_not_seen() -> None:
@@ -207,17 +215,14 @@ def test_tiles_are_wide_where_blocks_have_enough_of_them() -> None:
     assert plans_blackwell.tile_of("mxf4", "halves", 4, 7680, 128, 148) == (128, 128)
 
 
-def _room(x: np.ndarray, offsets: np.ndarray, starts: np.ndarray) -> Any:
-    """A result of the grouped quantiser whose ranges have their scales at these tiles."""
-    codes = aligned(np.zeros(x.shape, np.uint8))
-    scales = aligned(np.zeros((4, 1, 32, 4, 4), np.uint8))
-    return nvfp4.QTensor(
-        codes=codes,
-        scales=scales,
-        decode_scale=np.ones(2, np.float32),
-        format="mxfp8_e4m3",
-        shape=x.shape,
-        scale_layout="tcgen",
-        groups=offsets,
-        tile_starts=starts,
-    )
+def test_the_picture_of_the_documentation_can_be_drawn(tmp_path: Path) -> None:
+    path = Path(__file__).parents[2] / "examples" / "draw_pipeline.py"
+    spec = importlib.util.spec_from_file_location("draw_pipeline", path)
+    example = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(example)
+    example.main(tmp_path / "picture.svg")
+    text = (tmp_path / "picture.svg").read_text(encoding="utf-8")
+    for row in ("stage 0", "scales to tensor memory", "products", "warp 3: results"):
+        assert f">{row}</text>" in text
+    # Products of four steps of a stage, four stages a tile, three tiles.
+    assert text.count('height="18"') > 3 * 4 * 4

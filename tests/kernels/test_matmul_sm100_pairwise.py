@@ -1,0 +1,106 @@
+"""Products with tensor memory over all pairs of their extents, operands and tiles; slow."""
+
+from __future__ import annotations
+
+import itertools
+import random
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import numpy as np
+import pytest
+
+import nvfp4
+from tests.kernels.products_sm100 import PAIRS, STEPS, Case, same, simulated
+
+pytestmark = pytest.mark.slow
+
+ROWS = (1, 4, 127, 128, 129, 300)
+#: Rows of ranges; the last two are skewed.
+RANGES = ((4, 130, 0, 300), (0, 0, 290, 1), (1, 1, 1, 130, 1, 1))
+COLUMNS = (8, 64, 128, 200)
+#: Of the smallest depth, in it; rounded down to a legal one.
+DEPTHS = ("smallest", 256, 384, 512, 1536)
+TILES = ((64, 128), (64, 256), (128, 128), (128, 256), (192, 128), (256, 256))
+PLAIN: Mapping[str, Any] = {}
+DENSE_OPTIONS = (
+    PLAIN,
+    {"epilogue": nvfp4.epilogues.swiglu(halves=False)},
+    {"out_dtype": "bfloat16"},
+)
+GROUPED_OPTIONS = (
+    PLAIN,
+    {"flashinfer_tiles": True},
+    {"rows_of_none": 9, "alpha": np.float32(2)},
+)
+MOST = 60
+
+
+def pairwise(factors: Sequence[Sequence[Any]], seed: int) -> list[tuple[Any, ...]]:
+    """Few combinations in which every two values of two factors meet."""
+    rng = random.Random(seed)
+    places = [range(len(values)) for values in factors]
+    open_pairs = {
+        (i, a, j, b)
+        for i, j in itertools.combinations(range(len(factors)), 2)
+        for a in places[i]
+        for b in places[j]
+    }
+
+    def covers(choice: tuple[int, ...]) -> set[tuple[int, int, int, int]]:
+        return {
+            (i, choice[i], j, choice[j]) for i, j in itertools.combinations(range(len(choice)), 2)
+        }
+
+    chosen = []
+    while open_pairs:
+        drawn = [tuple(rng.choice(place) for place in places) for _ in range(300)]
+        best = max(drawn, key=lambda choice: len(covers(choice) & open_pairs))
+        open_pairs -= covers(best)
+        chosen.append(tuple(values[at] for values, at in zip(factors, best, strict=True)))
+    return chosen
+
+
+def case_of(pair: str, rows: Any, columns: int, depth: Any, tile: Any, *more: Any) -> Case:
+    step = STEPS[pair]
+    depth = step if depth == "smallest" else depth // step * step
+    return Case(pair, rows, columns, depth, tile, *more)
+
+
+def cases(rows: Sequence[Any], options: Sequence[Any], seed: int) -> list[Case]:
+    factors = (list(PAIRS), rows, COLUMNS, DEPTHS, TILES, (1, 3), options)
+    made = [case_of(*choice) for choice in pairwise(factors, seed)]
+    assert len(made) <= MOST
+    return made
+
+
+DENSE = cases(ROWS, DENSE_OPTIONS, 1)
+GROUPED = cases(RANGES, GROUPED_OPTIONS, 2)
+
+
+def size(case: Case) -> int:
+    rows = case.rows if isinstance(case.rows, int) else sum(case.rows)
+    return rows * case.columns * (case.depth + 256)
+
+
+@pytest.mark.parametrize("case", [*DENSE, *GROUPED], ids=lambda case: case.id)
+def test_every_pair_gives_the_golden_bits(case: Case) -> None:
+    same(*simulated(case, arch="sm_103a" if case.blocks == 3 else "sm_100a"))
+
+
+@pytest.mark.parametrize("schedule", range(20))
+@pytest.mark.parametrize(
+    "case",
+    [*sorted(DENSE, key=size)[:10], *sorted(GROUPED, key=size)[:10]],
+    ids=lambda case: case.id,
+)
+def test_the_smallest_under_twenty_schedules(case: Case, schedule: int) -> None:
+    same(*simulated(case, 1000 + schedule))
+
+
+def test_pairs_of_halves_of_every_format() -> None:
+    options = {"epilogue": nvfp4.epilogues.swiglu()}
+    for pair, (tile, columns) in itertools.product(PAIRS, (((128, 256), 384), ((256, 128), 512))):
+        depth = 5 * STEPS[pair] if STEPS[pair] < 128 else 384
+        same(*simulated(Case(pair, 130, columns, depth, tile, 2, options)))
+        same(*simulated(Case(pair, (3, 0, 129), columns, depth, tile, 2, options)))
