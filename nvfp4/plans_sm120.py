@@ -60,7 +60,7 @@ def grouped(
 ) -> Choice | None:
     """The kernel for a grouped product of so many allocated tiles, None where none fits."""
     high = _FEW_ROWS if rows <= _FEW_ROWS * groups else TILE_ROWS
-    grid = (tiles * (TILE_ROWS // high), ceil_div(columns, _COLUMNS), 1)
+    grid = (tiles, ceil_div(columns, _COLUMNS), 1)
     return _choice(arch, grouped_matmul_sm120_kernel(arrays), constants, depth, high, grid)
 
 

@@ -6,16 +6,16 @@ cores', so results are the golden model's bit for bit where the sums are exact, 
 rounding of float32 sums elsewhere.
 
 A block of 256 threads makes 128 rows and 128 columns of the product, or one of 128 threads 16 rows:
-few rows need the matrix of the other side as fast as memory has it, and no more. Warps whose rows
-do not exist multiply nothing.
+few rows need the matrix of the other side as fast as memory has it, and no more. (For a range of
+more rows it then makes all 128 of a tile, one sixteen after the other.) Warps whose rows do not
+exist multiply nothing.
 
 In a product with pairs of columns the rows of B of a tile are gate, up, gate, up..., so that a
 thread has both.
 
 Constraints: ALIGNED; rows of codes are multiples of 16 bytes; depth is a multiple of both blocks;
 OUTPUT is not "codes". Grid: (row tiles, column tiles of 128 columns of the product); grouped:
-(allocated tiles of 128 rows, times 128 / ROWS, column tiles). Shared memory:
-``shared_bytes``.
+(allocated tiles of 128 rows, column tiles). Shared memory: ``shared_bytes``.
 
 Compile-time constants: those of ``matmul_naive`` and of ``scaled_tiles``.
 """
@@ -213,8 +213,7 @@ def grouped_matmul_sm120(
     out_tiles,
 ):
     thread = cuda.threadIdx.x + 0
-    tile = cuda.blockIdx.x // (128 // ROWS)
-    below = (cuda.blockIdx.x % (128 // ROWS)) * ROWS
+    tile = cuda.blockIdx.x + 0
     first_column = cuda.blockIdx.y * COLUMNS
     owner, first_tile, start, stop, used, head, tail, _ = find_tile(
         row_offsets, row_offsets, groups, rows, tile
@@ -223,58 +222,68 @@ def grouped_matmul_sm120(
     a_tile = tile
     if owner >= 0:
         expert = expert_of(expert_ids, owner, experts)
-        first = start + ((tile - first_tile) << 7) + below
-        count = min(stop - first, ROWS)
+        first = start + ((tile - first_tile) << 7)
+        left = min(stop - first, 128)
         if A_STARTS != "none":
             a_tile = load_index(tile_starts, owner, A_STARTS) + tile - first_tile
     else:
-        first = ((tile - used) << 7) + below
-        count = ROWS
+        first = (tile - used) << 7
+        left = 128
     if A_LAYOUT == "tcgen":
         if a_tile < 0 or a_tile >= tiles:
             expert = -1
-    if count <= 0:
-        return
-    line = thread >> 2
-    above = source_in_tile(line, first, count, expert, row_indices, input_rows)
-    under = source_in_tile(line + 64, first, count, expert, row_indices, input_rows)
-    a_rows = (
-        row_of_a(a, above, input_rows, a_stride),
-        row_of_a(a, under, input_rows, a_stride),
-    )
-    mine = source_in_tile(thread, first, count, expert, row_indices, input_rows)
-    scale_row = mine
-    if A_LAYOUT == "tcgen":
-        scale_row = (a_tile << 7) + below + thread
+    scale_row = a_tile << 7
     blocks = blocks_of(depth, A_SCALE)
     matrix = max(expert, 0)
+    b_rows = rows_in_b(b, matrix, thread, first_column, columns, depth)
+    b_row_at = scales_in_b(matrix, thread, first_column, columns, depth)
     # Blocks without an expert have nothing to sum, but zeros to write.
-    acc0, acc1, acc2, acc3 = sums(
-        a_rows,
-        rows_in_b(b, matrix, thread, first_column, columns, depth),
-        row_units(depth, A_ELEMENT),
-        row_units(depth, B_ELEMENT),
-        a_scales,
-        b_scales,
-        first_scale(scale_row, blocks, A_LAYOUT) if mine >= 0 else -1,
-        scales_in_b(matrix, thread, first_column, columns, depth),
-        blocks,
-        steps_of(depth) if expert >= 0 else 0,
-        count,
-    )
+    steps = steps_of(depth) if expert >= 0 else 0
     width = result_columns(columns)
     lane = thread & 31
     warp = thread >> 5
-    local = (warp >> 2) * 64 + (lane >> 2)
     n = first_column + (warp & 3) * 32 + (lane & 3) * 2
     to = (out, b_decode, e0, e1, e2, e3)
     factors = (alpha, alpha_number, a_decode)
-    of_tile = (first, count, owner, expert, head, tail, rows, input_rows)
-    store_grouped(to, local, of_tile, row_indices, width, n, columns, acc0, factors)
-    if ROWS == 128:
-        store_grouped(to, local + 16, of_tile, row_indices, width, n, columns, acc1, factors)
-        store_grouped(to, local + 32, of_tile, row_indices, width, n, columns, acc2, factors)
-        store_grouped(to, local + 48, of_tile, row_indices, width, n, columns, acc3, factors)
+    while left > 0:
+        count = min(left, ROWS)
+        line = thread >> 2
+        above = source_in_tile(line, first, count, expert, row_indices, input_rows)
+        under = source_in_tile(line + 64, first, count, expert, row_indices, input_rows)
+        a_rows = (
+            row_of_a(a, above, input_rows, a_stride),
+            row_of_a(a, under, input_rows, a_stride),
+        )
+        mine = source_in_tile(thread, first, count, expert, row_indices, input_rows)
+        if A_LAYOUT == "tcgen":
+            a_row_at = first_scale(scale_row + thread, blocks, A_LAYOUT) if mine >= 0 else -1
+        else:
+            a_row_at = first_scale(mine, blocks, A_LAYOUT) if mine >= 0 else -1
+        acc0, acc1, acc2, acc3 = sums(
+            a_rows,
+            b_rows,
+            row_units(depth, A_ELEMENT),
+            row_units(depth, B_ELEMENT),
+            a_scales,
+            b_scales,
+            a_row_at,
+            b_row_at,
+            blocks,
+            steps,
+            count,
+        )
+        local = (warp >> 2) * 64 + (lane >> 2)
+        of_tile = (first, count, owner, expert, head, tail, rows, input_rows)
+        store_grouped(to, local, of_tile, row_indices, width, n, columns, acc0, factors)
+        if ROWS == 128:
+            store_grouped(to, local + 16, of_tile, row_indices, width, n, columns, acc1, factors)
+            store_grouped(to, local + 32, of_tile, row_indices, width, n, columns, acc2, factors)
+            store_grouped(to, local + 48, of_tile, row_indices, width, n, columns, acc3, factors)
+        first += ROWS
+        scale_row += ROWS
+        left -= ROWS
+        # The next rows' stages take the places of these rows'.
+        cuda.syncthreads()
 
 
 # Kernels -----------------------------------------------------------------------------------------

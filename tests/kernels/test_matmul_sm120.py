@@ -131,7 +131,9 @@ GROUPED = [
         "row_indices": np.array([3, 0, -1, 2, 9, 1, 1, 0, 2], INT32), "input_rows": 4,
         "epilogue": nvfp4.epilogues.swiglu(),
     }),
-    Case("mxfp4", "mxfp4", (20, 1), 8, 64, options={"expert_ids": np.array([-1, 0], INT32)}),
+    Case("mxfp4", "mxfp4", (20, 1, 0, 37), 8, 64, options={
+        "expert_ids": np.array([1, -1, 0, 2], INT32)
+    }),
 ]  # fmt: skip
 
 
