@@ -268,7 +268,7 @@ def _stripes_of(codes: np.ndarray, fmt: BlockFormat) -> np.ndarray:
     """Codes of whole stripes, [16 r, bytes], as [r, s, 512 or 1024]."""
     down = codes.shape[0] // PREPARED_ROWS
     if fmt.codes_per_byte == 1:
-        # upper row, row, step, half, t, j, odd -> step, upper row, row, t, j, odd, half (last first)
+        # upper row, row, step, half, t, j, odd -> step, upper row, row, t, j, odd, half (1 first)
         split = codes.reshape(down, 2, 8, -1, 2, 4, 4, 2)[:, :, :, :, ::-1]
         return split.transpose(0, 3, 1, 2, 5, 6, 7, 4).reshape(down, -1, 1024)
     split = _spread(codes.reshape(down, 2, 8, -1, 2, 4, 4))

@@ -263,9 +263,7 @@ def places(word, selector):
 
 def word_of_step(a, b, c, d, selector):
     """A word of e2m1 codes: of halves 0 and 1 of row g (a, b) and of row g + 8 (c, d)."""
-    return mixed(
-        places(a, selector), places(c, selector), places(b, selector), places(d, selector)
-    )
+    return mixed(places(a, selector), places(c, selector), places(b, selector), places(d, selector))
 
 
 def store_codes(out_codes, at, a, b, c, d):
@@ -286,7 +284,7 @@ def store_codes(out_codes, at, a, b, c, d):
 
 
 def store_row(out_codes, at, a, b):
-    """Eight-bit codes of both halves of a row: of each two bytes, the second half's is the lower."""
+    """Eight-bit codes of both halves of a row: of two bytes, the lower is of half 1."""
     st_global_v4_u32(
         out_codes,
         at,

@@ -9,6 +9,7 @@ from tests.kernels.test_prepare import (  # noqa: F401
     test_every_scale_byte_of_prepared_weights_with_every_code,
     test_more_than_a_block_of_warps,
     test_nothing_has_headers,
+    test_one_code_makes_a_block_count_wherever_it_is,
     test_scales_around_what_can_be_rebased,
     test_values_of_prepared_weights,
 )
