@@ -1,6 +1,8 @@
-"""FlashInfer's 8x4 layout of block scales, and where it has the scales of groups: index arithmetic.
+"""Where FlashInfer has the scales of groups, and its 8x4 layout: index arithmetic.
 
-Its 128x4 layout is ``layouts``' tcgen.
+Its 128x4 layout is ``layouts``' tcgen. The 8x4 one has tiles of 8 rows by 4 blocks, row-major, and
+is row-major within a tile: row r and block b of KT tiles across at byte ``(r // 8 * KT + b // 4) *
+32 + r % 8 * 4 + b % 4``.
 """
 
 from __future__ import annotations
@@ -9,26 +11,16 @@ from typing import Any
 
 import numpy as np
 
-from .layouts import TILE_BLOCKS, TILE_ROWS
+from .layouts import TILE_ROWS
 
 __all__ = [
     "SMALL_TILE_ROWS",
     "flashinfer_tile_starts",
     "flashinfer_tiles",
-    "small_tile_offset",
 ]
 
+#: Rows of a tile of the 8x4 layout.
 SMALL_TILE_ROWS = 8
-
-
-def small_tile_offset(row: Any, block: Any, k_tiles: Any) -> Any:
-    """Byte offset of the scale of (``row``, ``block``) in the 8x4 layout.
-
-    Tiles of 8 rows by 4 blocks, row-major, and row-major within: ``((row // 8) * k_tiles + block //
-    4) * 32 + (row % 8) * 4 + block % 4``. Parameters as in :func:`nvfp4.layouts.tcgen_offset`.
-    """
-    tile = (row // SMALL_TILE_ROWS) * k_tiles + block // TILE_BLOCKS
-    return tile * SMALL_TILE_ROWS * TILE_BLOCKS + row % SMALL_TILE_ROWS * TILE_BLOCKS + block % 4
 
 
 def flashinfer_tile_starts(row_offsets: Any) -> np.ndarray:

@@ -24,7 +24,7 @@ from tests.api.conftest import torch as torch
 from tests.api.repeated import Memory
 from tests.compat import flashinfer_cases as cases
 
-INDPTR = [0, 3, 3, 131]
+INDPTR = [0, 3, 3, 12]
 BFLOAT16 = ml_dtypes.bfloat16
 
 
@@ -35,7 +35,7 @@ def no_workspaces() -> Iterator[None]:
     _flashinfer._workspaces.clear()
 
 
-def given(a_format: str = "mxfp8_e4m3", rows: int = 133) -> cases.Operands:
+def given(a_format: str = "mxfp8_e4m3", rows: int = 14) -> cases.Operands:
     return cases.exact(np.random.default_rng(0), INDPTR, 8, 128, a_format=a_format, rows=rows)
 
 
@@ -85,7 +85,7 @@ def test_torch_tensors_of_float8(card: Card, torch: stubs.Torch, a_format: str) 
 def test_the_workspace_is_written_by_a_kernel_from_the_offsets(card: Card, cupy: Any) -> None:
     card.simulate = True
     arguments = on_cupy(cupy, given())
-    for indptr in (INDPTR, [0, 1, 130, 131]):
+    for indptr in (INDPTR, [0, 1, 11, 12]):
         arguments[4].values[:] = indptr
         flashinfer.group_gemm_mxfp4_nt_groupwise(*arguments, a_format="e4m3")
         (space,) = _flashinfer._workspaces.values()
@@ -99,8 +99,8 @@ def test_nothing_but_the_result_is_allocated_by_the_second_call(card: Card, cupy
     flashinfer.group_gemm_mxfp4_nt_groupwise(*arguments, a_format="e4m3")
     cupy.allocated.clear()
     flashinfer.group_gemm_mxfp4_nt_groupwise(*arguments, a_format="e4m3")
-    assert [(shape, dtype) for shape, dtype, *_ in cupy.allocated] == [((133, 8), "bfloat16")]
-    out = cupy.empty((133, 8), BFLOAT16)
+    assert [(shape, dtype) for shape, dtype, *_ in cupy.allocated] == [((14, 8), "bfloat16")]
+    out = cupy.empty((14, 8), BFLOAT16)
     cupy.allocated.clear()
     assert flashinfer.group_gemm_mxfp4_nt_groupwise(*arguments, a_format="e4m3", out=out) is out
     assert not cupy.allocated
@@ -132,12 +132,12 @@ def test_a_call_with_out_is_repeated_by_its_two_launches(
     if a_format == "nvfp4":
         function = flashinfer.group_gemm_nvfp4_nt_groupwise
         options = {"alpha": memory.put(np.array([0.5, 1, 2], np.float32))}
-    out = memory.put(np.full((133, 8), np.nan, BFLOAT16))
+    out = memory.put(np.full((14, 8), np.nan, BFLOAT16))
     function(*arguments, **options, out=out)
     expected = out.values.copy()
     planned = len(card.planned)
     # Other offsets in the same memory, and poison in what is made of them.
-    changed = given(a_format)._replace(m_indptr=np.array([0, 1, 130, 131], np.int32))
+    changed = given(a_format)._replace(m_indptr=np.array([0, 1, 11, 12], np.int32))
     for indptr in (changed.m_indptr, np.array(INDPTR, np.int32)):
         arguments[4].values[:] = indptr
         out.values[...] = np.nan
@@ -150,14 +150,29 @@ def test_a_call_with_out_is_repeated_by_its_two_launches(
     assert len(card.repeated) == 2
     assert out.values.tobytes() == expected.tobytes()
     # Another memory for the result, too.
-    other = memory.put(np.full((133, 8), np.nan, BFLOAT16))
+    other = memory.put(np.full((14, 8), np.nan, BFLOAT16))
     assert function(*arguments, **options, out=other) is other
     assert other.values.tobytes() == expected.tobytes() and len(card.planned) == planned
 
 
+def test_a_call_whose_product_was_made_otherwise_is_made_whole(card: Card, cupy: Any) -> None:
+    card.simulate = True
+    operands = given()
+    arguments = on_cupy(cupy, operands)
+    out = cupy.empty((14, 8), BFLOAT16)
+    expected = cases.cast(operands.product(), "bfloat16")
+    # The product inside is the same call for both, and is repeated by itself the second time.
+    for out_dtype in (None, "bfloat16", "bfloat16", "bfloat16"):
+        out.values[...] = np.nan
+        flashinfer.group_gemm_mxfp4_nt_groupwise(
+            *arguments, a_format="e4m3", out_dtype=out_dtype, out=out
+        )
+        assert cases.same_bits(out.values, expected)
+
+
 def test_options_are_checked_in_a_call_like_one_before(card: Card, cupy: stubs.Cupy) -> None:
     arguments = on_cupy(cupy, given())
-    out = cupy.empty((133, 8), BFLOAT16)
+    out = cupy.empty((14, 8), BFLOAT16)
     for _ in range(2):
         flashinfer.group_gemm_mxfp4_nt_groupwise(*arguments, a_format="e4m3", out=out)
     for wrong in ({"tile_n": 96}, {"out_dtype": "float16"}, {"a_format": None}, {"mma_sm": [1]}):
@@ -175,12 +190,12 @@ def test_overlapping_results_are_refused_though_the_call_was_made_before(
     card: Card, cupy: stubs.Cupy
 ) -> None:
     arguments = on_cupy(cupy, given())
-    out = cupy.empty((133, 8), BFLOAT16)
+    out = cupy.empty((14, 8), BFLOAT16)
     flashinfer.group_gemm_mxfp4_nt_groupwise(*arguments, a_format="e4m3", out=out)
-    inside = stubs.CupyArray(arguments[0].values.reshape(-1)[: 133 * 16].view(BFLOAT16))
+    inside = stubs.CupyArray(arguments[0].values.reshape(-1)[: 14 * 16].view(BFLOAT16))
     with pytest.raises(ValueError, match="out must not overlap a"):
         flashinfer.group_gemm_mxfp4_nt_groupwise(
-            *arguments, a_format="e4m3", out=stubs.CupyArray(inside.values.reshape(133, 8))
+            *arguments, a_format="e4m3", out=stubs.CupyArray(inside.values.reshape(14, 8))
         )
 
 
@@ -194,21 +209,21 @@ def test_the_current_stream_is_used(card: Card, cupy: stubs.Cupy, torch: stubs.T
 
 def test_too_few_scales_are_refused_without_a_look_at_the_offsets(card: Card, cupy: Any) -> None:
     a, b, a_scale, b_scale, indptr = on_cupy(cupy, given())
-    with pytest.raises(ValueError, match=r"a_scale must have shape \(512, 4\)"):
+    with pytest.raises(ValueError, match=r"a_scale must have shape \(384, 4\)"):
         flashinfer.group_gemm_mxfp4_nt_groupwise(
-            a, b, a_scale[:256], b_scale, indptr, a_format="e4m3"
+            a, b, a_scale[:128], b_scale, indptr, a_format="e4m3"
         )
-    flashinfer.group_gemm_mxfp4_nt_groupwise(a, b, a_scale[:384], b_scale, indptr, a_format="e4m3")
+    flashinfer.group_gemm_mxfp4_nt_groupwise(a, b, a_scale[:256], b_scale, indptr, a_format="e4m3")
 
 
 def test_rows_whose_scales_are_not_there_are_zero(card: Card, cupy: stubs.Cupy) -> None:
     card.simulate = True
     operands = given()
     arguments = list(on_cupy(cupy, operands))
-    arguments[4] = cupy.asarray(np.array([0, 1, 2, 131], np.int32))
-    arguments[2] = arguments[2][:384]  # the last group's tiles are numbers 2 and 3
+    arguments[4] = cupy.asarray(np.array([0, 1, 2, 12], np.int32))
+    arguments[2] = arguments[2][:256]  # the last group's tile is number 2
     out = flashinfer.group_gemm_mxfp4_nt_groupwise(*arguments, a_format="e4m3")
-    assert not out.values[130:].any()
+    assert not out.values[2:].any()
 
 
 # mm_fp4, quantisers, layouts ----------------------------------------------------------------------

@@ -80,16 +80,17 @@ def mm_fp4(
     UnsupportedError
         ``backend="trtllm"``.
     """
-    options = (block_size, use_8x4_sf_layout, backend, use_nvfp4, enable_pdl, skip_check)
+    format = _check_options(
+        block_size, use_8x4_sf_layout, backend, use_nvfp4, enable_pdl, skip_check
+    )
 
     def make() -> Any:
-        format = _check_options(*options)
         return _dense(a, b, a_descale, b_descale, alpha, out_dtype, out, format, use_8x4_sf_layout)
 
     if out is None or (like := arrays.as_array(a, "a")).device is None:
         return make()
     arguments = (a, b, a_descale, b_descale, alpha, *device.workspace(like), out)
-    call = ("flashinfer.mm_fp4", (*options, out_dtype), arguments)
+    call = ("flashinfer.mm_fp4", (format, use_8x4_sf_layout, out_dtype), arguments)
     return device.repeated(call, ("flashinfer_tile_starts", "matmul"), make)
 
 

@@ -101,19 +101,18 @@ def group_gemm_mxfp8_mxfp4_nt_groupwise(
         not fit, arrays on different devices or not contiguous, and offsets that do not start at 0,
         decrease or go beyond cum_m, where the host can read them.
     """
+    check_bool("skip_check", skip_check)
+    check_member("mma_sm", mma_sm, (1, 2))
+    _check_tiles(tile_m, tile_n, tile_k, swap_ab, (32, 64, 128, 192, 256))
 
     def make() -> Any:
-        check_bool("skip_check", skip_check)
-        check_member("mma_sm", mma_sm, (1, 2))
-        _check_tiles(tile_m, tile_n, tile_k, swap_ab, (32, 64, 128, 192, 256))
         codes, format = _mxfp8(a, a_format)
         left = (codes, read_bytes("a_scale", a_scale, "float8_e8m0fnu"), format)
         right = (read_codes("b", b), read_bytes("b_scale", b_scale, "float8_e8m0fnu"), "mxfp4")
         return _grouped(left, right, m_indptr, None, out, out_dtype)
 
-    options = (mma_sm, tile_m, tile_n, tile_k, swap_ab, out_dtype, a_format, skip_check)
     arguments = (a, b, a_scale, b_scale, m_indptr, None)
-    return _repeated("flashinfer.mxfp4", options, arguments, out, make)
+    return _repeated("flashinfer.mxfp4", (out_dtype, a_format), arguments, out, make)
 
 
 #: The name that it had first: "mxfp4" is the weights' format.
@@ -161,17 +160,16 @@ def group_gemm_nvfp4_nt_groupwise(
     ValueError
         As in :func:`group_gemm_mxfp8_mxfp4_nt_groupwise`.
     """
+    check_bool("skip_check", skip_check)
+    _check_tiles(tile_m, tile_n, tile_k, swap_ab, (32, 64, 128))
 
     def make() -> Any:
-        check_bool("skip_check", skip_check)
-        _check_tiles(tile_m, tile_n, tile_k, swap_ab, (32, 64, 128))
         left = (read_codes("a", a), read_bytes("a_scale", a_scale, "float8_e4m3fn"), "nvfp4")
         right = (read_codes("b", b), read_bytes("b_scale", b_scale, "float8_e4m3fn"), "nvfp4")
         return _grouped(left, right, m_indptr, alpha, out, out_dtype)
 
-    options = (tile_m, tile_n, tile_k, swap_ab, out_dtype, skip_check)
     arguments = (a, b, a_scale, b_scale, m_indptr, alpha)
-    return _repeated("flashinfer.nvfp4", options, arguments, out, make)
+    return _repeated("flashinfer.nvfp4", (out_dtype,), arguments, out, make)
 
 
 def _mxfp8(a: Any, a_format: str | None) -> tuple[tuple[Any, Array], str]:
