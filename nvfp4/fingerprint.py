@@ -62,7 +62,8 @@ def _describe(program: Program, arch: str) -> Iterator[bytes]:
     yield from _walk(kernel.body, fixed, seen, by_file=True)
     for name in sorted(given):
         yield name.encode()
-        yield from _walk(given[name], fixed, seen, by_file=False)
+        # Names in a user's function are the user's, whatever the kernel's constants are called.
+        yield from _walk(given[name], set(), seen, by_file=False)
 
 
 def _walk(

@@ -199,6 +199,8 @@ class _Binder:
         self.world = world
         self.constants = constants
         self.functions = functions
+        # In a user's function, names are the user's: a global SCALE has nothing to do with ours.
+        self.users = _Binder(world, {}, {}) if functions else self
         self.done: dict[FunctionType, FunctionType] = {}
         self.helpers: dict[FunctionType, Any] = {}
 
@@ -244,7 +246,7 @@ class _Binder:
         if name in self.constants:
             return self.constants[name]
         if name in self.functions:
-            return self.helper(self.functions[name])
+            return self.users.helper(self.functions[name])
         if value is _cuda_placeholder:
             return self.world.cuda
         if isinstance(value, Instruction):

@@ -11,10 +11,12 @@ import pytest
 from click.testing import CliRunner
 
 import nvfp4
+from nvfp4 import compile as compiler
 from nvfp4 import kernels, launch, plans
 from nvfp4.arrays import as_array
 from nvfp4.cli.main import program as command
 from nvfp4.compat import modular
+from nvfp4.compat.modular._options import element_function
 from nvfp4.formats import NVFP4
 from nvfp4.plans_tma import quantize_tma
 
@@ -240,3 +242,31 @@ def test_the_names_are_listed_and_are_no_second_kernels() -> None:
     assert kernels.program("interleave_scales").kernel.name == "interleave_scales"
     with pytest.raises(ValueError, match="kernel must be one of"):
         kernels.program("quantize_dynamic_scaled_kernel")
+
+
+SCALE = np.float32(0.5)
+
+
+def scaled(coords, value):  # type: ignore[no-untyped-def]
+    row, column = coords
+    if value < np.float32(0):
+        return value * SCALE + np.float32(row)
+    return value + np.float32(column)
+
+
+def test_an_epilogue_of_the_seeds_two_parameters_is_compiled_into_the_kernel() -> None:
+    epilogue = element_function("elementwise_lambda_fn", scaled)
+    assert epilogue is not None
+    (one,) = plans.matmul(
+        ARCH,
+        **{"rows": 64, "columns": 64, "depth": 64, "a_format": "nvfp4", "a_dtype": None},
+        **{"a_layout": "tcgen", "decode_a": "scalar", "b_format": "nvfp4", "b_layout": "tcgen"},
+        **{"decode_b": "scalar", "alpha": "value", "out_dtype": "bfloat16", "aligned": True},
+        epilogue=epilogue.code(()),
+        reference=True,
+    )
+    binary, ptx = compiler.inspect(one.program, ARCH)
+    assert compiler.faults(binary, ptx) == ()
+    # Made anew, it is the same program, which is built once.
+    again = element_function("elementwise_lambda_fn", scaled)
+    assert again is not None and again.code(()) == epilogue.code(())

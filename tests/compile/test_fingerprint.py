@@ -231,6 +231,22 @@ def uses_globals(value):
     return called(value) + LIMIT
 
 
+#: The name of a constant of the kernel; in a user's function it is the user's.
+FACTOR = 7
+
+
+def uses_the_name_of_a_constant(value):
+    return value * FACTOR
+
+
+def test_names_of_the_kernels_constants_in_a_users_function_count(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    before = key(uses_the_name_of_a_constant)
+    monkeypatch.setitem(globals(), "FACTOR", 8)
+    assert key(uses_the_name_of_a_constant) != before
+
+
 def test_where_a_users_function_stands_in_its_file_does_not_count() -> None:
     def at(lines: int) -> Any:
         scope: dict[str, Any] = {}
@@ -294,3 +310,4 @@ def test_every_instruction_has_a_key() -> None:
     assert len(found) > 150
     for one in found:
         assert fingerprint._instruction(one)
+

@@ -191,3 +191,24 @@ def test_rows_without_an_expert_are_zero_whatever_it_returns(way: Way) -> None:
     assert np.isposinf(got[owner >= 0]).all()
     assert (got[owner < 0].view(np.uint16) == 0).all()
     assert (owner < 0).any()
+
+
+# Names that kernels' modules use for constants and functions of their own.
+SCALE = np.float32(4)
+THREADS = np.float32(0.25)
+
+
+def epilogue(value):  # type: ignore[no-untyped-def]
+    return value * SCALE
+
+
+def uses_taken_names(value, row, column, expert):  # type: ignore[no-untyped-def]
+    return epilogue(value) + THREADS
+
+
+@ways
+def test_names_in_its_code_are_its_own(way: Way) -> None:
+    got, sums, owner = product(way, uses_taken_names)
+    wanted = sums * 4 + 0.25
+    wanted[owner < 0] = 0
+    np.testing.assert_array_equal(got, wanted)
