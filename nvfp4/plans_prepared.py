@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, NamedTuple
 
 from .architectures import capability
 from .kernels.matmul_decode import shared_bytes
@@ -45,34 +45,76 @@ def decode(
     args
         Of the kernel.
     """
-    chunk, warps, resident = tile(constants, rows, depth, groups)
+    cut = tile(constants, rows, columns, depth, groups, processors)
+    steps = ceil_div(depth, 64)
     own = {
         "GROUPED": groups is not None,
-        "CHUNK": chunk,
-        "WARPS": warps,
+        "CHUNK": cut.chunk,
+        "WARPS": cut.warps,
+        "TEAM": cut.team,
+        "STRIPES": cut.stripes,
+        "SLOTS": cut.slots,
+        "EVEN": steps % (cut.team * cut.slots) == 0,
         "WHOLE": depth % 64 == 0,
-        "THREADS": 32 * warps,
-        "BLOCKS_PER_SM": resident,
+        "THREADS": 32 * cut.warps,
+        "BLOCKS_PER_SM": cut.resident,
     }
     if groups is None:
         own |= {"OFFSETS": "int32", "IDS": "none", "INDICES": "none", "A_STARTS": "none"}
     given = {**constants, **own}
     program = kernel.program(**{name: given[name] for name in kernel.constants})
-    chunks = ceil_div(rows, chunk) + (groups or 0)
-    items = max(1, min(chunks, rows) * ceil_div(columns, 16))
-    grid = min(items, processors * resident)
-    shared = shared_bytes(chunk, warps, groups, constants["PAIR"])
-    return Launch(program, grid, 32 * warps, shared, args, programmatic=capability(arch) >= (9, 0))
+    chunks = min(ceil_div(rows, cut.chunk) + (groups or 0), rows)
+    items = max(1, chunks * ceil_div(ceil_div(columns, 16), cut.stripes))
+    grid = min(ceil_div(items, cut.warps // cut.team), processors * cut.resident)
+    shared = shared_bytes(chunk=cut.chunk, warps=cut.warps, stripes=cut.stripes, groups=groups)
+    return Launch(
+        program, grid, 32 * cut.warps, shared, args, programmatic=capability(arch) >= (9, 0)
+    )
+
+
+class Cut(NamedTuple):
+    """How ``kernels.matmul_decode`` divides a product.
+
+    Attributes
+    ----------
+    chunk
+        Rows of A of an item.
+    warps
+        Of a block.
+    team
+        Warps that share the depth of an item.
+    stripes
+        Blocks of 16 columns of an item.
+    slots
+        Steps in flight, a warp and stripe.
+    resident
+        Blocks of a multiprocessor.
+    """
+
+    chunk: int
+    warps: int
+    team: int
+    stripes: int
+    slots: int
+    resident: int
 
 
 def tile(
-    constants: Mapping[str, Any], rows: int, depth: int, groups: int | None
-) -> tuple[int, int, int]:
-    """Rows of an item, warps of a block, blocks of a multiprocessor."""
+    constants: Mapping[str, Any],
+    rows: int,
+    columns: int,
+    depth: int,
+    groups: int | None,
+    processors: int,
+) -> Cut:
+    """The division of a product.
+
+    How rows spread over the ranges is not known here: the mean must do.
+    """
     steps = ceil_div(depth, 64)
-    warps = 8 if steps >= 24 else 4 if steps >= 8 else 2
-    # How rows spread over the ranges is not known here: the mean must do.
+    team = 8 if steps >= 64 else 4 if steps >= 16 else 2
     many = rows > 8 if groups is None else rows > 6 * groups
     chunk = 16 if many else 8
-    simple = chunk == 8 and constants["A_ELEMENT"] == "none" and constants["PAIR"] == "none"
-    return chunk, warps, max(1, (32 if simple else 16) // warps)
+    halves = constants["PAIR"] == "halves"
+    simple = chunk == 8 and constants["A_ELEMENT"] == "none" and not halves
+    return Cut(chunk, 8, team, 2 if halves else 1, 2 if halves else 4, 4 if simple else 2)

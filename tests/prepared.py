@@ -44,13 +44,13 @@ def registers_of_step(codes: bytes, lane: int, j: int, fmt: BlockFormat) -> list
         q = int.from_bytes(codes[16 * lane + 4 * j :][:4], "little")
         return [[f & 0xFFFF, f >> 16] for f in registers(q)]
     found = []
-    for half in (0, 1):
+    for pair in (0, 1):
         for upper in (0, 1):
             word = codes[512 * upper + 16 * lane + 4 * j :][:4]
             shift = 4 if fmt.element == "e4m3" else 3
             both = []
             for odd in (0, 1):
-                code = word[2 * odd + (1 - half)]
+                code = word[2 * odd + (1 - pair)]
                 both.append((code & 0x80) << 8 | (code & 0x7F) << (8 - shift))
             found.append(both)
     return found
@@ -106,11 +106,11 @@ def read_matrix(codes: np.ndarray, scales: np.ndarray, fmt: BlockFormat) -> np.n
                 g, t = divmod(lane, 4)
                 for j in range(4):
                     for i, both in enumerate(registers_of_step(stripe, lane, j, fmt)):
-                        upper, half = i % 2, i // 2
+                        upper, pair, half = i % 2, i // 2, j // 2
                         byte = scale_byte(record, g, t, upper, half, fmt)
                         for odd in (0, 1):
                             value = element_times_scale(both[odd], byte, factor, fmt)
-                            column = 64 * s + 32 * half + 8 * t + 2 * j + odd
+                            column = 64 * s + 32 * half + 8 * t + 4 * (j % 2) + 2 * pair + odd
                             out[16 * r + g + 8 * upper, column] = value
     with np.errstate(over="ignore"):
         return out.astype(np.float32)

@@ -30,7 +30,6 @@ from ..ptx.arith import (
     add_u32,
     and_u32,
     div_u32,
-    ge_u32,
     i64_of_u32,
     lt_u32,
     mad_u32,
@@ -38,16 +37,17 @@ from ..ptx.arith import (
     mul_rn,
     mul_u32,
     ne_u32,
-    rem_u32,
+    or_u32,
     select_u32,
     shl_u32,
     shr_u32,
     sub_u32,
     u32_of_i64,
 )
-from ..ptx.control import griddepcontrol_launch_dependents, griddepcontrol_wait
-from ..ptx.memory import ld_shared_f32, ld_shared_u32, shared_base, st_shared_f32
+from ..ptx.control import bar_sync, griddepcontrol_launch_dependents, griddepcontrol_wait
+from ..ptx.memory import ld_shared_f32, ld_shared_u32, shared_base, st_shared_f32, st_shared_u32
 from ..ptx.mma import mma_m16n8k16_bf16
+from ..ptx.warp import syncwarp, vote_any
 from .activations import chunk, may_be_extreme, row_bytes
 from .elements import store_one
 from .groups import expert_of, load_index, row_of_none, source_row
@@ -59,7 +59,6 @@ from .prepared_mma import (
     fragments,
     load_codes,
     load_record,
-    matrix_codes,
     matrix_records,
     multipliers,
     record_bytes,
@@ -80,43 +79,42 @@ A_LAYOUT = "linear"
 A_STARTS = "none"
 INPUT = "bfloat16"
 PAIR = "none"
+DECODE_B = "scalar"
 GROUPED = True
 CHUNK = 8
 WARPS = 8
 WHOLE = True
+SLOTS = 4
+TEAM = 8
+STRIPES = 1
+EVEN = True
 
 ZERO = np.float32(0.0)
 #: Floats from one row of A to the next in what a warp leaves in shared memory: 16 would make four
 #: lanes meet in each bank.
 PITCH = 20
+WARP = 0xFFFFFFFF
 
 
-def parts():
-    """Blocks of 16 weight rows of an item: gate and up have one each."""
-    if PAIR == "halves":
-        return 2
-    else:
-        return 1
-
-
-def part_floats():
-    """Floats of the sums of all warps for one part."""
-    return WARPS * CHUNK * PITCH
+def sum_bytes():
+    """What a warp leaves of an item in shared memory: its sums of all stripes."""
+    return STRIPES * CHUNK * PITCH * 4
 
 
 # Sums --------------------------------------------------------------------------------------------
 
 
-def row_words(a, a_scales, at, scale_row, column, depth):
-    """Eight elements from a column, zeros beyond the depth."""
+def row_words(a, a_scales, row, column, depth):
+    """Eight elements of a row from a column, zeros beyond the depth."""
+    at, scale_row = row
     if WHOLE:
-        return chunk(a, a_scales, at, scale_row, i64_of_u32(column), depth)
+        return chunk(a, a_scales, at, scale_row, column, depth)
     else:
-        none = sub_u32(column, column)
+        none = u32_of_i64(0)
         words = (none, none, none, none)
         extreme = False
-        if i64_of_u32(column) < depth:
-            words, extreme = chunk(a, a_scales, at, scale_row, i64_of_u32(column), depth)
+        if column < depth:
+            words, extreme = chunk(a, a_scales, at, scale_row, column, depth)
         return words, extreme
 
 
@@ -139,77 +137,80 @@ def halves(words):
 
 def add_products(w, low, high, c):
     """The products of a step with eight rows, whose columns from 8t and 32 + 8t a lane has."""
-    c = mma_m16n8k16_bf16(w[0], (low[0], high[0]), c)
-    c = mma_m16n8k16_bf16(w[1], (low[1], high[1]), c)
-    c = mma_m16n8k16_bf16(w[2], (low[2], high[2]), c)
-    return mma_m16n8k16_bf16(w[3], (low[3], high[3]), c)
+    c = mma_m16n8k16_bf16(w[0], (low[0], low[1]), c)
+    c = mma_m16n8k16_bf16(w[1], (low[2], low[3]), c)
+    c = mma_m16n8k16_bf16(w[2], (high[0], high[1]), c)
+    return mma_m16n8k16_bf16(w[3], (high[2], high[3]), c)
 
 
-def add_row_products(w, a, a_scales, row, column, depth, c):
-    """The products of a step with the eight rows of which this lane's quad has one."""
-    low, one = row_words(a, a_scales, row[0], row[1], column, depth)
-    high, other = row_words(a, a_scales, row[0], row[1], add_u32(column, 32), depth)
+def add_row_products(w, low, high, c):
+    """The products of a step with eight rows, which may be of float16."""
     if A_ELEMENT == "none" and INPUT == "float16":
         low, low_rest = halves(low)
         high, high_rest = halves(high)
         c = add_products(w, low_rest, high_rest, c)
-    return add_products(w, low, high, c), one | other
+    return add_products(w, low, high, c)
 
 
-def step(codes, record, a, a_scales, row0, row1, column, depth, c0, c1, extreme):
-    """The products of a step with all rows of an item."""
-    w = fragments(codes, multipliers(record))
-    c0, some = add_row_products(w, a, a_scales, row0, column, depth, c0)
-    extreme = extreme | some
+def rows_of_step(a, a_scales, row0, row1, column, depth):
+    """What a lane has of the rows of an item for a step: up to four times eight elements."""
+    low0, one = row_words(a, a_scales, row0, column, depth)
+    high0, other = row_words(a, a_scales, row0, column + 32, depth)
+    extreme = one | other
+    low1 = low0
+    high1 = high0
     if CHUNK == 16:
-        c1, some = add_row_products(w, a, a_scales, row1, column, depth, c1)
-        extreme = extreme | some
-    return c0, c1, extreme
+        low1, one = row_words(a, a_scales, row1, column, depth)
+        high1, other = row_words(a, a_scales, row1, column + 32, depth)
+        extreme = extreme | one | other
+    return low0, high0, low1, high1, extreme
 
 
-def sums(b, b_scales, code, record, left, a, a_scales, row0, row1, x, depth):
-    """Sums of a lane over a run of `left` steps; `x` is its first column."""
-    c0 = (ZERO, ZERO, ZERO, ZERO)
-    c1 = c0
-    extreme = False
-    while ge_u32(left, 4):
-        q0 = load_codes(b, code)
-        q1 = load_codes(b, code + step_bytes())
-        q2 = load_codes(b, code + 2 * step_bytes())
-        q3 = load_codes(b, code + 3 * step_bytes())
-        s0 = load_record(b_scales, record)
-        s1 = load_record(b_scales, record + record_bytes())
-        s2 = load_record(b_scales, record + 2 * record_bytes())
-        s3 = load_record(b_scales, record + 3 * record_bytes())
-        x1 = add_u32(x, 64)
-        x2 = add_u32(x, 128)
-        x3 = add_u32(x, 192)
-        c0, c1, extreme = step(q0, s0, a, a_scales, row0, row1, x, depth, c0, c1, extreme)
-        c0, c1, extreme = step(q1, s1, a, a_scales, row0, row1, x1, depth, c0, c1, extreme)
-        c0, c1, extreme = step(q2, s2, a, a_scales, row0, row1, x2, depth, c0, c1, extreme)
-        c0, c1, extreme = step(q3, s3, a, a_scales, row0, row1, x3, depth, c0, c1, extreme)
-        code += 4 * step_bytes()
-        record += 4 * record_bytes()
-        x = add_u32(x, 256)
-        left = sub_u32(left, 4)
-    if ne_u32(left, 0):
-        # One to three steps; what is beyond them is the last once more, and not used.
-        second = i64_of_u32(min_u32(1, sub_u32(left, 1)))
-        third = i64_of_u32(min_u32(2, sub_u32(left, 1)))
-        q0 = load_codes(b, code)
-        q1 = load_codes(b, code + second * step_bytes())
-        q2 = load_codes(b, code + third * step_bytes())
-        s0 = load_record(b_scales, record)
-        s1 = load_record(b_scales, record + second * record_bytes())
-        s2 = load_record(b_scales, record + third * record_bytes())
-        c0, c1, extreme = step(q0, s0, a, a_scales, row0, row1, x, depth, c0, c1, extreme)
-        if ge_u32(left, 2):
-            x = add_u32(x, 64)
-            c0, c1, extreme = step(q1, s1, a, a_scales, row0, row1, x, depth, c0, c1, extreme)
-        if ge_u32(left, 3):
-            x = add_u32(x, 64)
-            c0, c1, extreme = step(q2, s2, a, a_scales, row0, row1, x, depth, c0, c1, extreme)
-    return c0, c1, extreme
+def add_step(codes, record, x, c0, c1):
+    """The products of a step of a stripe with all rows of an item."""
+    w = fragments(codes, multipliers(record))
+    c0 = add_row_products(w, x[0], x[1], c0)
+    if CHUNK == 16:
+        c1 = add_row_products(w, x[2], x[3], c1)
+    return c0, c1
+
+
+def lane_of_step(run, lane):
+    """Where a lane's codes and its scales of the first step of a run are, in bytes."""
+    at, header = run
+    code = i64_of_u32(at) * step_bytes() + i64_of_u32(lane) * 16
+    record = i64_of_u32(at) * record_bytes() + i64_of_u32(header) + record_place(lane)
+    return code, record
+
+
+def load_step(b, b_scales, place, i):
+    """A lane's codes and scales of step `i` of a run that is at `place`."""
+    code = place[0] + i * step_bytes()
+    return load_codes(b, code), load_record(b_scales, place[1] + i * record_bytes())
+
+
+def load_stripes(b, b_scales, run, apart, last, i, lane):
+    """The same of both stripes of an item, which are `apart` steps from each other."""
+    at, header = run
+    if not EVEN:
+        # What is beyond the weights is the last step once more, and not used.
+        at = sub_u32(min_u32(add_u32(at, i), last), i)
+    q, s = load_step(b, b_scales, lane_of_step((at, header), lane), i)
+    r, t = q, s
+    if STRIPES == 2:
+        at = add_u32(run[0], apart)
+        if not EVEN:
+            at = sub_u32(min_u32(add_u32(at, i), last), i)
+        r, t = load_step(b, b_scales, lane_of_step((at, header), lane), i)
+    return q, s, r, t
+
+
+def counts(number, i, share):
+    """Whether step `i` of a batch is one of this warp's."""
+    if EVEN:
+        return True
+    else:
+        return lt_u32(add_u32(number, i), share)
 
 
 def leave(base, row, g, c):
@@ -221,16 +222,97 @@ def leave(base, row, g, c):
     st_shared_f32(add_u32(at, 4 * PITCH + 32), c[3])
 
 
-def total(base, row, n):
-    """The sum of all warps for a row of A and one of 16 rows of weights."""
-    at = add_u32(base, mul_u32(add_u32(mul_u32(row, PITCH), n), 4))
+def total(base, row, stripe, n):
+    """The sum of all warps of a team for a row of A and one of 16 rows of a stripe."""
+    at = add_u32(mul_u32(stripe, CHUNK * PITCH), add_u32(mul_u32(row, PITCH), n))
+    at = add_u32(base, shl_u32(at, 2))
     value = ld_shared_f32(at)
-    for warp in range(1, WARPS):
-        value = add_rn(value, ld_shared_f32(add_u32(at, warp * CHUNK * PITCH * 4)))
+    for warp in range(1, TEAM):
+        value = add_rn(value, ld_shared_f32(add_u32(at, warp * sum_bytes())))
     return value
 
 
+def leave_flag(base, extreme):
+    """Leave, where no sum is, whether this warp has met an extreme scale."""
+    met = vote_any(WARP, extreme)
+    st_shared_u32(add_u32(base, 64), select_u32(met, 1, 0))
+
+
+def some_flag(base):
+    """Whether a warp of the team has left one."""
+    some = ld_shared_u32(add_u32(base, 64))
+    for warp in range(1, TEAM):
+        some = or_u32(some, ld_shared_u32(add_u32(base, 64 + warp * sum_bytes())))
+    return ne_u32(some, 0)
+
+
 # Items -------------------------------------------------------------------------------------------
+
+
+def locate(item, across, ranges, lane):
+    """What an item is: expert (-1: none), range, first row, rows, block of columns, scale row."""
+    expert_ids, tile_starts, table, groups, experts, tiles, rows = ranges
+    expert = 0
+    owner = sub_u32(item, item)
+    chunk_number = div_u32(item, across)
+    if GROUPED:
+        owner = range_of_chunk(u32_of_i64(groups), table, chunk_number, lane)
+        entry = add_u32(table, shl_u32(owner, 4))
+        start = ld_shared_u32(entry)
+        length = sub_u32(ld_shared_u32(add_u32(entry, 16)), start)
+        first_chunk = ld_shared_u32(add_u32(entry, 4))
+        chunks = sub_u32(ld_shared_u32(add_u32(entry, 20)), first_chunk)
+        # Chunks of a range that share weights come one after the other.
+        place = sub_u32(item, mul_u32(first_chunk, across))
+        block = place
+        if lt_u32(1, chunks):
+            block = div_u32(place, chunks)
+        skip, count = rows_of_chunk(length, chunks, sub_u32(place, mul_u32(block, chunks)))
+        first = add_u32(start, skip)
+        expert = expert_of(expert_ids, i64_of_u32(owner), experts)
+        tile_row = 0
+        if A_LAYOUT == "tcgen":
+            tile = i64_of_u32(ld_shared_u32(add_u32(entry, 8)))
+            if A_STARTS != "none":
+                tile = load_index(tile_starts, i64_of_u32(owner), A_STARTS)
+            if tile < 0 or tile + ((i64_of_u32(length) + 127) >> 7) > tiles:
+                expert = -1
+                tile = 0
+            tile_row = (tile << 7) + i64_of_u32(skip)
+    else:
+        block = sub_u32(item, mul_u32(chunk_number, across))
+        first = mul_u32(chunk_number, CHUNK)
+        count = min_u32(sub_u32(u32_of_i64(rows), first), CHUNK)
+        tile_row = i64_of_u32(first)
+    return expert, owner, first, count, block, tile_row
+
+
+def run_of(here, matrix, steps, first_step):
+    """Where this warp's steps of an item begin, and the headers before their scales."""
+    expert = u32_of_i64(max(here[0], 0))
+    stripe = here[4]
+    if PAIR != "halves" and STRIPES == 2:
+        stripe = shl_u32(stripe, 1)
+    at = mad_u32(expert, matrix, mad_u32(stripe, steps, first_step))
+    return at, mul_u32(add_u32(expert, 1), HEADER)
+
+
+def decode_of_matrix(b_decode, expert):
+    """The decode scale of a whole matrix, where it has one."""
+    if DECODE_B == "scalar" or DECODE_B == "batch":
+        return decode_of_b(b_decode, expert, 0, 0)
+    else:
+        return ZERO
+
+
+def meet(team):
+    """Wait for the warps of this team, and see what they have left."""
+    if TEAM == 1:
+        syncwarp(WARP)
+    elif TEAM == WARPS:
+        cuda.syncthreads()
+    else:
+        bar_sync(add_u32(team, 1), TEAM * 32)
 
 
 def row_of_item(a_rows, local, count, first, tile_row, a_stride):
@@ -248,78 +330,77 @@ def row_of_item(a_rows, local, count, first, tile_row, a_stride):
     return source * row_bytes(a_stride), scale_row
 
 
-def store_value(to, row, column, columns, expert, sums0, sums1, factors, source, owner):
-    """Finish and store a value of the result; of pairs, `sums1` belongs to up."""
+def decode_of_column(b_decode, of_matrix, expert, n, columns):
+    """The decode scale of a column of the product; `of_matrix` is what all of them have."""
+    if DECODE_B == "row" or DECODE_B == "batch_row":
+        return decode_of_b(b_decode, expert, n, columns)
+    else:
+        return of_matrix
+
+
+def store_value(to, row, column, columns, expert, s0, s1, factors, source, owner):
+    """Finish and store a value of the result; of pairs, `s1` belongs to up."""
     out, b_decode, e0, e1, e2, e3 = to
-    alpha, alpha_number, a_decode, rebase = factors
+    alpha, alpha_number, a_decode, rebase, of_matrix = factors
     width = result_columns(columns)
     factor = factor_of_row(alpha, alpha_number, a_decode, expert, source, owner)
+    gate_row = column
+    up_row = column + width
+    if PAIR == "interleaved":
+        gate_row = column * 2
+        up_row = column * 2 + 1
+    decode = decode_of_column(b_decode, of_matrix, expert, gate_row, columns)
+    v = mul_rn(mul_rn(s0, rebase), mul_rn(factor, decode))
     if PAIR == "none":
-        v = mul_rn(sums0, rebase)
-        v = mul_rn(v, mul_rn(factor, decode_of_b(b_decode, expert, column, columns)))
         v = np.float32(epilogue(v, row, column, expert, e0, e1, e2, e3))
     else:
-        if PAIR == "halves":
-            gate_row = column
-            up_row = column + width
-        else:
-            gate_row = column * 2
-            up_row = column * 2 + 1
-        gate = mul_rn(sums0, rebase)
-        gate = mul_rn(gate, mul_rn(factor, decode_of_b(b_decode, expert, gate_row, columns)))
-        up = mul_rn(sums1, rebase)
-        up = mul_rn(up, mul_rn(factor, decode_of_b(b_decode, expert, up_row, columns)))
-        v = np.float32(pair_epilogue(gate, up, row, column, expert, e0, e1, e2, e3))
+        decode = decode_of_column(b_decode, of_matrix, expert, up_row, columns)
+        up = mul_rn(mul_rn(s1, rebase), mul_rn(factor, decode))
+        v = np.float32(pair_epilogue(v, up, row, column, expert, e0, e1, e2, e3))
     store_one(out, row * width + column, v)
 
 
 def width_of_item():
     """Columns of the result of an item."""
     if PAIR == "interleaved":
-        return 8
-    else:
+        return 8 * STRIPES
+    elif PAIR == "halves":
         return 16
+    else:
+        return 16 * STRIPES
 
 
-def finish(to, base, a_rows, factors, first, count, block, columns, expert, owner, slowly):
+def finish(to, base, a_rows, factors, here, columns, index):
     """Add up what the warps have left of an item, and store the results."""
+    expert, owner, first, count, block, _ = here
     row_indices, input_rows = a_rows
     width = result_columns(columns)
-    i = cuda.threadIdx.x + 0
-    while i < CHUNK * width_of_item():
-        local = i // width_of_item()
-        n = i % width_of_item()
-        column = i64_of_u32(block) * width_of_item() + n
-        if local < i64_of_u32(count) and column < width:
-            row = i64_of_u32(first) + local
-            source = source_row(row_indices, row, input_rows)
+    i = index
+    while lt_u32(i, CHUNK * width_of_item()):
+        local = div_u32(i, width_of_item())
+        n = and_u32(i, width_of_item() - 1)
+        column = i64_of_u32(add_u32(mul_u32(block, width_of_item()), n))
+        if lt_u32(local, count) and column < width:
+            row = i64_of_u32(add_u32(first, local))
+            source = -1
+            if expert >= 0:
+                source = source_row(row_indices, row, input_rows)
             if source < 0:
                 store_one(to[0], row * width + column, ZERO)
             else:
-                r = u32_of_i64(local)
                 if PAIR == "interleaved":
-                    s0 = total(base, r, u32_of_i64(n * 2))
-                    s1 = total(base, r, u32_of_i64(n * 2 + 1))
+                    at = shl_u32(n, 1)
+                    s0 = total(base, local, shr_u32(at, 4), and_u32(at, 15))
+                    s1 = total(base, local, shr_u32(at, 4), add_u32(and_u32(at, 15), 1))
                 elif PAIR == "halves":
-                    s0 = total(base, r, u32_of_i64(n))
-                    s1 = total(add_u32(base, part_floats() * 4), r, u32_of_i64(n))
+                    s0 = total(base, local, 0, n)
+                    s1 = total(base, local, 1, n)
                 else:
-                    s0 = total(base, r, u32_of_i64(n))
+                    s0 = total(base, local, shr_u32(n, 4), and_u32(n, 15))
                     s1 = s0
-                owner64 = i64_of_u32(owner)
-                store_value(to, row, column, columns, expert, s0, s1, factors, source, owner64)
-        i += WARPS * 32
-
-
-def blank(out, first, count, block, width):
-    """Write an item of zeros."""
-    i = cuda.threadIdx.x + 0
-    while i < CHUNK * width_of_item():
-        column = i64_of_u32(block) * width_of_item() + i % width_of_item()
-        local = i // width_of_item()
-        if local < i64_of_u32(count) and column < width:
-            store_one(out, (i64_of_u32(first) + local) * width + column, ZERO)
-        i += WARPS * 32
+                of_range = i64_of_u32(owner)
+                store_value(to, row, column, columns, expert, s0, s1, factors, source, of_range)
+        i = add_u32(i, TEAM * 32)
 
 
 def blank_rows_of_none(out, table, groups, rows, width):
@@ -372,93 +453,136 @@ def matmul_decode(
     g = shr_u32(lane, 2)
     table = shared_base()
     base = table
-    across = div_u32(shr_u32(add_u32(u32_of_i64(columns), 15), 4), parts())
+    row_blocks = shr_u32(add_u32(u32_of_i64(columns), 15), 4)
     steps = shr_u32(add_u32(u32_of_i64(depth), 63), 6)
+    across = row_blocks
+    apart = steps
+    if PAIR == "halves":
+        across = shr_u32(row_blocks, 1)
+        apart = mul_u32(across, steps)
+    elif STRIPES == 2:
+        across = shr_u32(add_u32(row_blocks, 1), 1)
     if GROUPED:
         base = add_u32(table, u32_of_i64(table_bytes(groups)))
-        make_table(row_offsets, groups, rows, table, thread)
+        make_table(row_offsets, groups, rows, table, base, thread)
         items = mul_u32(chunk_count(u32_of_i64(groups), table), across)
     else:
         items = mul_u32(div_u32(add_u32(u32_of_i64(rows), CHUNK - 1), CHUNK), across)
-    # Steps of this warp: the first ones have one more.
-    share = div_u32(steps, WARPS)
-    rest = sub_u32(steps, mul_u32(share, WARPS))
-    first_step = add_u32(mul_u32(warp, share), min_u32(warp, rest))
-    share = add_u32(share, select_u32(lt_u32(warp, rest), 1, 0))
+    # Steps of this warp of its team: the first ones have one more.
+    team = div_u32(warp, TEAM)
+    member = sub_u32(warp, mul_u32(team, TEAM))
+    share = div_u32(steps, TEAM)
+    rest = sub_u32(steps, mul_u32(share, TEAM))
+    batches = div_u32(add_u32(share, select_u32(ne_u32(rest, 0), SLOTS, SLOTS - 1)), SLOTS)
+    first_step = add_u32(mul_u32(member, share), min_u32(member, rest))
+    share = add_u32(share, select_u32(lt_u32(member, rest), 1, 0))
+    matrix = mul_u32(row_blocks, steps)
+    last = sub_u32(mul_u32(matrix, u32_of_i64(experts)), 1)
+    x_first = i64_of_u32(add_u32(shl_u32(first_step, 6), shl_u32(and_u32(lane, 3), 3)))
+    index = sub_u32(thread, mul_u32(team, TEAM * 32))
     to = (out, b_decode, e0, e1, e2, e3)
     a_rows = (row_indices, input_rows)
-    item = u32_of_i64(cuda.blockIdx.x)
-    turn = base
-    other = add_u32(base, parts() * part_floats() * 4)
+    ranges = (expert_ids, tile_starts, table, groups, experts, tiles, rows)
+    # Scratch of the table is used no more: all threads have met behind it.
+    turn = add_u32(base, mul_u32(team, 2 * TEAM * sum_bytes()))
+    other = add_u32(turn, TEAM * sum_bytes())
+    item = add_u32(mul_u32(u32_of_i64(cuda.blockIdx.x), WARPS // TEAM), team)
+    beyond = mul_u32(u32_of_i64(cuda.gridDim.x), WARPS // TEAM)
+    if lt_u32(item, items):
+        # Weights are always on their way: a step's registers take a later step's as soon as they
+        # are used, those of the next item while the sums of this one are made ready.
+        run = run_of(locate(item, across, ranges, lane), matrix, steps, first_step)
+        q0, s0, r0, t0 = load_stripes(b, b_scales, run, apart, last, 0, lane)
+        q1, s1, r1, t1 = load_stripes(b, b_scales, run, apart, last, 1, lane)
+        q2, s2, r2, t2 = q0, s0, r0, t0
+        q3, s3, r3, t3 = q0, s0, r0, t0
+        if SLOTS >= 3:
+            q2, s2, r2, t2 = load_stripes(b, b_scales, run, apart, last, 2, lane)
+        if SLOTS >= 4:
+            q3, s3, r3, t3 = load_stripes(b, b_scales, run, apart, last, 3, lane)
     while lt_u32(item, items):
-        expert = 0
-        owner = sub_u32(item, item)
-        tile_row = 0
-        if GROUPED:
-            owner = range_of_chunk(u32_of_i64(groups), table, div_u32(item, across))
-            entry = add_u32(table, shl_u32(owner, 4))
-            start = ld_shared_u32(entry)
-            length = sub_u32(ld_shared_u32(add_u32(entry, 16)), start)
-            first_chunk = ld_shared_u32(add_u32(entry, 4))
-            chunks = sub_u32(ld_shared_u32(add_u32(entry, 20)), first_chunk)
-            # Chunks of a range that share weights come one after the other.
-            place = sub_u32(item, mul_u32(first_chunk, across))
-            block = div_u32(place, chunks)
-            skip, count = rows_of_chunk(length, chunks, rem_u32(place, chunks))
-            first = add_u32(start, skip)
-            expert = expert_of(expert_ids, i64_of_u32(owner), experts)
-            if A_LAYOUT == "tcgen":
-                tile = i64_of_u32(ld_shared_u32(add_u32(entry, 8)))
-                if A_STARTS != "none":
-                    tile = load_index(tile_starts, i64_of_u32(owner), A_STARTS)
-                if tile < 0 or tile + ((i64_of_u32(length) + 127) >> 7) > tiles:
-                    expert = -1
-                tile_row = (tile << 7) + i64_of_u32(skip)
-        else:
-            chunk_number = div_u32(item, across)
-            block = sub_u32(item, mul_u32(chunk_number, across))
-            first = mul_u32(chunk_number, CHUNK)
-            count = min_u32(sub_u32(u32_of_i64(rows), first), CHUNK)
-            tile_row = i64_of_u32(first)
+        here = locate(item, across, ranges, lane)
+        expert, _, first, count, _, tile_row = here
+        rebase = ZERO
+        of_matrix = ZERO
         if expert >= 0:
-            row_blocks = (columns + 15) // 16
-            record_at = expert * matrix_records(row_blocks, i64_of_u32(steps))
-            row0 = row_of_item(a_rows, g, count, first, tile_row, a_stride)
-            row1 = row0
-            if CHUNK == 16:
-                row1 = row_of_item(a_rows, add_u32(g, 8), count, first, tile_row, a_stride)
-            extreme = False
-            for part in range(parts()):
-                stripe = i64_of_u32(
-                    mad_u32(add_u32(block, mul_u32(part, across)), steps, first_step)
-                )
-                code = expert * matrix_codes(row_blocks, i64_of_u32(steps))
-                code += stripe * step_bytes() + i64_of_u32(lane) * 16
-                record = record_at + HEADER + stripe * record_bytes() + record_place(lane)
-                x = add_u32(shl_u32(first_step, 6), shl_u32(and_u32(lane, 3), 3))
-                c0, c1, some = sums(
-                    b, b_scales, code, record, share, a, a_scales, row0, row1, x, depth
-                )
-                extreme = extreme | some
-                mine = add_u32(turn, mul_u32(warp, CHUNK * PITCH * 4))
-                mine = add_u32(mine, part * part_floats() * 4)
-                pair = shl_u32(and_u32(lane, 3), 1)
-                leave(mine, pair, g, c0)
-                if CHUNK == 16:
-                    leave(mine, add_u32(pair, 8), g, c1)
-            if may_be_extreme():
-                extreme = cuda.syncthreads_or(np.int32(extreme)) != 0
-            else:
-                cuda.syncthreads()
+            record_at = expert * matrix_records(i64_of_u32(row_blocks), i64_of_u32(steps))
             rebase = factor_of_matrix(b_scales, record_at)
-            factors = (alpha, alpha_number, a_decode, rebase)
-            slowly = extreme | (rebase == ZERO)
-            finish(to, turn, a_rows, factors, first, count, block, columns, expert, owner, slowly)
-        else:
-            blank(out, first, count, block, result_columns(columns))
+            of_matrix = decode_of_matrix(b_decode, expert)
+        row0 = row_of_item(a_rows, g, count, first, tile_row, a_stride)
+        row1 = row0
+        if CHUNK == 16:
+            row1 = row_of_item(a_rows, add_u32(g, 8), count, first, tile_row, a_stride)
+        run = run_of(here, matrix, steps, first_step)
+        following = min_u32(add_u32(item, beyond), sub_u32(items, 1))
+        after = run_of(locate(following, across, ranges, lane), matrix, steps, first_step)
+        c0 = (ZERO, ZERO, ZERO, ZERO)
+        c1 = c0
+        d0 = c0
+        d1 = c0
+        extreme = False
+        x = x_first
+        number = sub_u32(item, item)
+        batch = batches
+        while ne_u32(batch, 0):
+            batch = sub_u32(batch, 1)
+            more = ne_u32(batch, 0)
+            run = (
+                select_u32(more, add_u32(run[0], SLOTS), after[0]),
+                select_u32(more, run[1], after[1]),
+            )
+            if counts(number, 0, share):
+                some = rows_of_step(a, a_scales, row0, row1, x, depth)
+                extreme = extreme | some[4]
+                c0, c1 = add_step(q0, s0, some, c0, c1)
+                if STRIPES == 2:
+                    d0, d1 = add_step(r0, t0, some, d0, d1)
+            q0, s0, r0, t0 = load_stripes(b, b_scales, run, apart, last, 0, lane)
+            if counts(number, 1, share):
+                some = rows_of_step(a, a_scales, row0, row1, x + 64, depth)
+                extreme = extreme | some[4]
+                c0, c1 = add_step(q1, s1, some, c0, c1)
+                if STRIPES == 2:
+                    d0, d1 = add_step(r1, t1, some, d0, d1)
+            q1, s1, r1, t1 = load_stripes(b, b_scales, run, apart, last, 1, lane)
+            if SLOTS >= 3:
+                if counts(number, 2, share):
+                    some = rows_of_step(a, a_scales, row0, row1, x + 128, depth)
+                    extreme = extreme | some[4]
+                    c0, c1 = add_step(q2, s2, some, c0, c1)
+                    if STRIPES == 2:
+                        d0, d1 = add_step(r2, t2, some, d0, d1)
+                q2, s2, r2, t2 = load_stripes(b, b_scales, run, apart, last, 2, lane)
+            if SLOTS >= 4:
+                if counts(number, 3, share):
+                    some = rows_of_step(a, a_scales, row0, row1, x + 192, depth)
+                    extreme = extreme | some[4]
+                    c0, c1 = add_step(q3, s3, some, c0, c1)
+                    if STRIPES == 2:
+                        d0, d1 = add_step(r3, t3, some, d0, d1)
+                q3, s3, r3, t3 = load_stripes(b, b_scales, run, apart, last, 3, lane)
+            number = add_u32(number, SLOTS)
+            x += SLOTS * 64
+        mine = add_u32(turn, mul_u32(member, sum_bytes()))
+        pair = shl_u32(and_u32(lane, 3), 1)
+        leave(mine, pair, g, c0)
+        if CHUNK == 16:
+            leave(mine, add_u32(pair, 8), g, c1)
+        if STRIPES == 2:
+            under = add_u32(mine, CHUNK * PITCH * 4)
+            leave(under, pair, g, d0)
+            if CHUNK == 16:
+                leave(under, add_u32(pair, 8), g, d1)
+        if may_be_extreme():
+            leave_flag(mine, extreme)
+        meet(team)
+        if may_be_extreme():
+            extreme = some_flag(turn)
+        factors = (alpha, alpha_number, a_decode, rebase, of_matrix)
+        finish(to, turn, a_rows, factors, here, columns, index)
         # The next item leaves its sums elsewhere; the one after it behind another barrier.
         turn, other = other, turn
-        item = add_u32(item, u32_of_i64(cuda.gridDim.x))
+        item = add_u32(item, beyond)
     if GROUPED:
         blank_rows_of_none(out, table, groups, rows, result_columns(columns))
 
@@ -466,10 +590,10 @@ def matmul_decode(
 # Kernels -----------------------------------------------------------------------------------------
 
 
-def shared_bytes(chunk: int, warps: int, groups: int | None, pair: str) -> int:
+def shared_bytes(*, chunk: int, warps: int, stripes: int, groups: int | None) -> int:
     """Bytes of shared memory of a block; `groups` is None in a dense product."""
     table = 0 if groups is None else table_bytes(groups)
-    return table + 2 * (2 if pair == "halves" else 1) * warps * chunk * PITCH * 4
+    return table + 2 * warps * stripes * chunk * PITCH * 4
 
 
 _SHARED_WITH_NAIVE = (
@@ -480,10 +604,14 @@ _HERE = {
     "OUTPUT": ("bfloat16", "float16", "float32"),
     "GROUPED": (True, False),
     "CHUNK": (8, 16),
-    "WARPS": (2, 4, 8, 16),
+    "WARPS": tuple(range(1, 17)),
+    "TEAM": tuple(range(1, 17)),
+    "STRIPES": (1, 2),
+    "SLOTS": (2, 3, 4),
+    "EVEN": (True, False),
     "WHOLE": (True, False),
-    "THREADS": (64, 128, 256, 512),
-    "BLOCKS_PER_SM": (1, 2, 3, 4, 6, 8, 12, 16),
+    "THREADS": tuple(range(32, 513, 32)),
+    "BLOCKS_PER_SM": tuple(range(1, 17)),
 }
 
 
@@ -514,6 +642,7 @@ def variant(
         **{"ALPHA": "value", "DECODE_A": "none", "DECODE_B": "batch", "PAIR": "none"},
         **{"OFFSETS": "int32", "IDS": "none", "INDICES": "int32", "A_STARTS": "none"},
         **{"OUTPUT": "bfloat16", "GROUPED": True, "CHUNK": chunk, "WARPS": warps, "WHOLE": True},
+        **{"TEAM": warps, "STRIPES": 1, "SLOTS": 4, "EVEN": True},
         **{"THREADS": warps * 32, "BLOCKS_PER_SM": 32 // warps if chunk == 8 else 24 // warps},
         **more,
     }
@@ -525,7 +654,7 @@ VARIANTS = {
         variant(),
         variant("nvfp4", chunk=16),
         variant("mxfp8_e4m3", GROUPED=False, DECODE_B="scalar", INDICES="none"),
-        variant("mxfp8_e5m2", "float16", WHOLE=False, PAIR="interleaved"),
-        variant(INDICES="none", PAIR="halves", **_QUANTIZED_A, BLOCKS_PER_SM=2),
+        variant("mxfp8_e5m2", "float16", WHOLE=False, EVEN=False, PAIR="interleaved"),
+        variant(INDICES="none", PAIR="halves", STRIPES=2, SLOTS=2, **_QUANTIZED_A, BLOCKS_PER_SM=2),
     ),
 }

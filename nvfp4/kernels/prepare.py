@@ -261,9 +261,11 @@ def places(word, selector):
     return or_u32(low, high)
 
 
-def word_of_step(a, b, c, d, selector):
-    """A word of e2m1 codes: of halves 0 and 1 of row g (a, b) and of row g + 8 (c, d)."""
-    return mixed(places(a, selector), places(c, selector), places(b, selector), places(d, selector))
+def word_of_product(upper, lower, first, second):
+    """The word of a product: two bytes of e2m1 codes of row g and of row g + 8."""
+    return mixed(
+        places(upper, first), places(lower, first), places(upper, second), places(lower, second)
+    )
 
 
 def store_codes(out_codes, at, a, b, c, d):
@@ -272,10 +274,10 @@ def store_codes(out_codes, at, a, b, c, d):
         st_global_v4_u32(
             out_codes,
             at,
-            word_of_step(a[0], b[0], c[0], d[0], 0x4040),
-            word_of_step(a[0], b[0], c[0], d[0], 0x4141),
-            word_of_step(a[0], b[0], c[0], d[0], 0x4242),
-            word_of_step(a[0], b[0], c[0], d[0], 0x4343),
+            word_of_product(a[0], c[0], 0x4040, 0x4141),
+            word_of_product(a[0], c[0], 0x4242, 0x4343),
+            word_of_product(b[0], d[0], 0x4040, 0x4141),
+            word_of_product(b[0], d[0], 0x4242, 0x4343),
             "",
         )
     else:
@@ -284,14 +286,14 @@ def store_codes(out_codes, at, a, b, c, d):
 
 
 def store_row(out_codes, at, a, b):
-    """Eight-bit codes of both halves of a row: of two bytes, the lower is of half 1."""
+    """Eight-bit codes of both halves of a row: the first pair in bytes 1 and 3 of a word."""
     st_global_v4_u32(
         out_codes,
         at,
-        prmt(a[0], b[0], 0x1504),
-        prmt(a[0], b[0], 0x3726),
-        prmt(a[1], b[1], 0x1504),
-        prmt(a[1], b[1], 0x3726),
+        prmt(a[0], 0, 0x1302),
+        prmt(a[1], 0, 0x1302),
+        prmt(b[0], 0, 0x1302),
+        prmt(b[1], 0, 0x1302),
         "",
     )
 

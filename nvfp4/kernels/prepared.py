@@ -91,21 +91,27 @@ def mixed(f0, f1, f2, f3):
     return or_u32(q, and_u32(shl_u32(xor_u32(f3, shl_u32(q, 6)), 4), 0x04000400))
 
 
-def pair_of_word(q, upper, half):
-    """Values of two neighbouring columns: of row g or (upper) g + 8, in half 0 or 1."""
+def four_of_word(q, upper):
+    """Values of four neighbouring columns, of row g or (upper) g + 8."""
     other = select_u32(upper == 1, shr_u32(q, 4), shf_l(q, q, 10))
-    second = xor_u32(shl_u32(q, 6), other)
-    pair = and_u32(select_u32(half == 0, shl_u32(q, 4 * upper), second), PLACES)
+    first = and_u32(shl_u32(q, 4 * upper), PLACES)
+    second = and_u32(xor_u32(shl_u32(q, 6), other), PLACES)
     return (
-        mul_rn(uint_as_float(shl_u32(pair, 16)), FROM_PLACES),
-        mul_rn(uint_as_float(and_u32(pair, 0xFFFF0000)), FROM_PLACES),
+        mul_rn(uint_as_float(shl_u32(first, 16)), FROM_PLACES),
+        mul_rn(uint_as_float(and_u32(first, 0xFFFF0000)), FROM_PLACES),
+        mul_rn(uint_as_float(shl_u32(second, 16)), FROM_PLACES),
+        mul_rn(uint_as_float(and_u32(second, 0xFFFF0000)), FROM_PLACES),
     )
 
 
-def pair_of_bytes(word, half, element: str):
+def four_of_bytes(word, element: str):
     """The same of eight-bit codes."""
-    codes = shr_u32(word, 8 - 8 * half)
-    return decode_one(codes, element), decode_one(shr_u32(codes, 16), element)
+    return (
+        decode_one(shr_u32(word, 8), element),
+        decode_one(shr_u32(word, 24), element),
+        decode_one(word, element),
+        decode_one(shr_u32(word, 16), element),
+    )
 
 
 # Scales -------------------------------------------------------------------------------------------
@@ -163,14 +169,10 @@ def prepared8(codes, codes_at, scales, scales_at, row, column, columns, element:
     at = codes_at + stripe * stripe_bytes(element) + lane * 16
     if element == "e2m1":
         words = load_words(codes, at)
-        a = pair_of_word(words[0], upper, half)
-        b = pair_of_word(words[1], upper, half)
-        c = pair_of_word(words[2], upper, half)
-        d = pair_of_word(words[3], upper, half)
+        a = four_of_word(select_u32(half == 0, words[0], words[2]), upper)
+        b = four_of_word(select_u32(half == 0, words[1], words[3]), upper)
     else:
         words = load_words(codes, at + 512 * upper)
-        a = pair_of_bytes(words[0], half, element)
-        b = pair_of_bytes(words[1], half, element)
-        c = pair_of_bytes(words[2], half, element)
-        d = pair_of_bytes(words[3], half, element)
-    return times8((a[0], a[1], b[0], b[1], c[0], c[1], d[0], d[1]), factor)
+        a = four_of_bytes(select_u32(half == 0, words[0], words[2]), element)
+        b = four_of_bytes(select_u32(half == 0, words[1], words[3]), element)
+    return times8((a[0], a[1], a[2], a[3], b[0], b[1], b[2], b[3]), factor)

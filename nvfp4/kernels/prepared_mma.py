@@ -5,9 +5,10 @@ A step is 16 rows x 64 columns of a matrix that ``nvfp4.prepare_weights`` has la
 all of them. One multiplication of pairs of bfloat16 makes an element times its scale exactly, up to
 the matrix's factor, by which the sums are multiplied afterwards.
 
-In the order of a step, the pair of columns (8t + 2j, next) stands where product j has (2t, next),
-and (32 + 8t + 2j, next) where it has (2t + 8, next): so what a lane needs of the other operand are
-eight neighbours from 8t on, and eight from 32 + 8t on.
+In the order of a step, product j (0..3) has columns 32 (j / 2) + 8t + 4 (j % 2) and the next where
+the instruction has 2t and the next, and the two columns after them where it has 2t + 8 and the
+next: so what a lane needs of the other operand are eight neighbours from 8t on and eight from
+32 + 8t on, and each product's words lie side by side.
 
 Compile-time constants: B_ELEMENT, B_SCALE.
 """
@@ -19,15 +20,13 @@ from ..ptx.arith import (
     i64_of_u32,
     lop3,
     mad_u32,
-    mul_u32,
     or_u32,
-    prmt,
     shf_l,
     shl_u32,
     shr_u32,
 )
 from ..ptx.memory import ld_global_f32, ld_global_u32, ld_global_v4_u32
-from ..ptx.packed import mul_bf16x2
+from ..ptx.packed import mul_bf16x2_high, mul_bf16x2_low
 
 B_ELEMENT = "e2m1"
 B_SCALE = "e8m0"
@@ -100,21 +99,19 @@ def load_record(b_scales, at):
 
 
 def multipliers(record):
-    """Pairs of equal bfloat16 for the four registers of a product: rows g, g + 8, g, g + 8."""
-    return (
-        multiplier(and_u32(record, 255)),
-        multiplier(prmt(record, 0, 0x4441)),
-        multiplier(prmt(record, 0, 0x4442)),
-        multiplier(shr_u32(record, 24)),
-    )
-
-
-def multiplier(byte):
-    """What a scale byte stands for, twice."""
+    """Pairs of bfloat16 for rows g and g + 8: for columns below 32 of the step, and above."""
     if B_SCALE == "e4m3":
-        return mad_u32(byte, 0x00100010, 0x75007500)
+        low = and_u32(record, 0x00FF00FF)
+        high = and_u32(shr_u32(record, 8), 0x00FF00FF)
+        return (
+            mad_u32(low, 16, 0x75007500),
+            mad_u32(high, 16, 0x75007500),
+        )
     else:
-        return mul_u32(byte, 0x00800080)
+        return (
+            and_u32(shl_u32(record, 7), 0x7F807F80),
+            and_u32(shr_u32(record, 1), 0x7F807F80),
+        )
 
 
 def upper_codes(word):
@@ -126,38 +123,63 @@ def upper_codes(word):
         return or_u32(sign, and_u32(shr_u32(word, 3), 0x0FE00FE0))
 
 
-def fragment(low, high, scales):
-    """Registers of one product, from a word of e2m1, or from the words of rows g and g + 8."""
+def registers(low, high):
+    """Elements of one product, each register too small by a power of two.
+
+    From a word of e2m1 codes, or from the words of rows g and g + 8.
+    """
     if B_ELEMENT == "e2m1":
         left = shl_u32(low, 6)
         return (
-            mul_bf16x2(and_u32(low, PLACES), scales[0]),
-            mul_bf16x2(and_u32(shl_u32(low, 4), PLACES), scales[1]),
-            mul_bf16x2(lop3(left, shf_l(low, low, 10), PLACES, XOR_AND), scales[2]),
-            mul_bf16x2(lop3(left, shr_u32(low, 4), PLACES, XOR_AND), scales[3]),
+            and_u32(low, PLACES),
+            and_u32(shl_u32(low, 4), PLACES),
+            lop3(left, shf_l(low, low, 10), PLACES, XOR_AND),
+            lop3(left, shr_u32(low, 4), PLACES, XOR_AND),
         )
     else:
         return (
-            mul_bf16x2(upper_codes(low), scales[0]),
-            mul_bf16x2(upper_codes(high), scales[1]),
-            mul_bf16x2(upper_codes(shl_u32(low, 8)), scales[2]),
-            mul_bf16x2(upper_codes(shl_u32(high, 8)), scales[3]),
+            upper_codes(low),
+            upper_codes(high),
+            upper_codes(shl_u32(low, 8)),
+            upper_codes(shl_u32(high, 8)),
         )
+
+
+def early_fragment(low, high, scales):
+    """Registers of a product with columns below 32 of the step."""
+    w = registers(low, high)
+    return (
+        mul_bf16x2_low(w[0], scales[0]),
+        mul_bf16x2_low(w[1], scales[1]),
+        mul_bf16x2_low(w[2], scales[0]),
+        mul_bf16x2_low(w[3], scales[1]),
+    )
+
+
+def late_fragment(low, high, scales):
+    """Registers of a product with columns from 32 on."""
+    w = registers(low, high)
+    return (
+        mul_bf16x2_high(w[0], scales[0]),
+        mul_bf16x2_high(w[1], scales[1]),
+        mul_bf16x2_high(w[2], scales[0]),
+        mul_bf16x2_high(w[3], scales[1]),
+    )
 
 
 def fragments(codes, scales):
     """Registers of the four products of a step."""
     if B_ELEMENT == "e2m1":
         return (
-            fragment(codes[0], codes[0], scales),
-            fragment(codes[1], codes[1], scales),
-            fragment(codes[2], codes[2], scales),
-            fragment(codes[3], codes[3], scales),
+            early_fragment(codes[0], codes[0], scales),
+            early_fragment(codes[1], codes[1], scales),
+            late_fragment(codes[2], codes[2], scales),
+            late_fragment(codes[3], codes[3], scales),
         )
     else:
         return (
-            fragment(codes[0], codes[4], scales),
-            fragment(codes[1], codes[5], scales),
-            fragment(codes[2], codes[6], scales),
-            fragment(codes[3], codes[7], scales),
+            early_fragment(codes[0], codes[4], scales),
+            early_fragment(codes[1], codes[5], scales),
+            late_fragment(codes[2], codes[6], scales),
+            late_fragment(codes[3], codes[7], scales),
         )

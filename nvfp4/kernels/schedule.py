@@ -2,7 +2,8 @@
 
 Every block makes a table in shared memory when it begins, of 16 bytes for each range: its first
 row, the number of its first chunk, the number of its first tile of 128 rows; and one entry behind
-the last range, which closes all three. Afterwards anyone finds the range of a chunk by bisection.
+the last range, which closes all three. Afterwards a warp finds
+the range of a chunk with two looks.
 Offsets count as ``groups`` says: clamped, and never below the one before.
 
 A range of n rows has ceil(n / CHUNK) chunks of the same size, a multiple of 8 rows, the last of
@@ -14,16 +15,21 @@ of a block.
 
 from __future__ import annotations
 
+import numpy as np
+
 from .._numba import cuda
 from ..ptx.arith import (
     add_u32,
+    and_u32,
     div_u32,
+    eq_u32,
     i64_of_u32,
     le_u32,
     lt_u32,
     max_u32,
     min_u32,
     mul_u32,
+    popc,
     select_u32,
     shl_u32,
     shr_u32,
@@ -31,7 +37,7 @@ from ..ptx.arith import (
     u32_of_i64,
 )
 from ..ptx.memory import ld_shared_u32, st_shared_u32
-from ..ptx.warp import shfl_up_u32, syncwarp
+from ..ptx.warp import ballot, shfl_up_u32, syncwarp
 from .grouped_stream import sum_of_lanes_up_to
 from .groups import load_index
 
@@ -62,19 +68,75 @@ def largest_of_lanes_up_to(value, lane):
     return max_u32(value, select_u32(lt_u32(lane, 16), 0, shfl_up_u32(WARP, value, 16)))
 
 
-def make_table(row_offsets, groups, rows, table, thread):
-    """Make the table at shared address `table`; all threads of the block come here."""
-    i = i64_of_u32(thread)
-    while i <= groups:
-        offset = rows
-        if groups > 0:
+def make_table(row_offsets, groups, rows, table, scratch, thread):
+    """Make the table at shared address `table`; all threads of the block come here.
+
+    `scratch` is room for two words a warp.
+    """
+    wrong = True
+    if groups <= THREADS:
+        # A range for each thread; where offsets are as they should be, that is all.
+        lane = and_u32(thread, 31)
+        all_groups = u32_of_i64(groups)
+        low = sub_u32(thread, thread)
+        high = low
+        wrong = False
+        inside = lt_u32(thread, all_groups)
+        if inside:
+            start = load_index(row_offsets, i64_of_u32(thread), OFFSETS)
+            stop = load_index(row_offsets, i64_of_u32(thread) + 1, OFFSETS)
+            wrong = start < 0 or start > stop or stop > rows
+            low = u32_of_i64(start)
+            high = u32_of_i64(stop)
+        count = sub_u32(high, low)
+        chunks = sum_of_lanes_up_to(chunks_of(count), lane)
+        tiles = sum_of_lanes_up_to(tiles_of(count), lane)
+        mine = add_u32(scratch, shl_u32(shr_u32(thread, 5), 3))
+        if le_u32(31, lane):
+            st_shared_u32(mine, chunks)
+            st_shared_u32(add_u32(mine, 4), tiles)
+        wrong = cuda.syncthreads_or(np.int32(wrong)) != 0
+        if not wrong:
+            before = scratch
+            chunk = sub_u32(chunks, chunks_of(count))
+            tile = sub_u32(tiles, tiles_of(count))
+            while lt_u32(before, mine):
+                chunk = add_u32(chunk, ld_shared_u32(before))
+                tile = add_u32(tile, ld_shared_u32(add_u32(before, 4)))
+                before = add_u32(before, 8)
+            at = add_u32(table, shl_u32(thread, 4))
+            if inside:
+                put_entry(at, low, chunk, tile)
+            if le_u32(all_groups, add_u32(thread, 1)) and (inside or groups == 0):
+                last = add_u32(at, ENTRY)
+                if groups == 0:
+                    last = at
+                    high = u32_of_i64(rows)
+                if inside or eq_u32(thread, 0):
+                    chunk = add_u32(chunk, chunks_of(count))
+                    put_entry(last, high, chunk, add_u32(tile, tiles_of(count)))
+    if wrong:
+        i = i64_of_u32(thread)
+        while i <= groups:
             offset = min(max(load_index(row_offsets, i, OFFSETS), 0), rows)
-        st_shared_u32(add_u32(table, u32_of_i64(i * ENTRY)), u32_of_i64(offset))
-        i += THREADS
+            st_shared_u32(add_u32(table, u32_of_i64(i * ENTRY)), u32_of_i64(offset))
+            i += THREADS
+        cuda.syncthreads()
+        if lt_u32(thread, 32):
+            fill_table(u32_of_i64(groups), table, thread)
     cuda.syncthreads()
-    if lt_u32(thread, 32):
-        fill_table(u32_of_i64(groups), table, thread)
-    cuda.syncthreads()
+
+
+def put_entry(at, row, chunk, tile):
+    """Write an entry."""
+    st_shared_u32(at, row)
+    st_shared_u32(add_u32(at, 4), chunk)
+    st_shared_u32(add_u32(at, 8), tile)
+
+
+def tiles_of(count):
+    """Tiles of 128 rows of a range of so many."""
+    return shr_u32(add_u32(count, 127), 7)
 
 
 def fill_table(groups, table, lane):
@@ -100,7 +162,7 @@ def fill_table(groups, table, lane):
         i = add_u32(i, 1)
         high = max_u32(low, ld_shared_u32(add_u32(table, shl_u32(i, 4))))
         chunks = add_u32(chunks, chunks_of(sub_u32(high, low)))
-        tiles = add_u32(tiles, shr_u32(add_u32(sub_u32(high, low), 127), 7))
+        tiles = add_u32(tiles, tiles_of(sub_u32(high, low)))
         low = high
     all_chunks = sum_of_lanes_up_to(chunks, lane)
     all_tiles = sum_of_lanes_up_to(tiles, lane)
@@ -117,17 +179,13 @@ def fill_table(groups, table, lane):
         high = stop
         if lt_u32(i, last):
             high = max_u32(low, ld_shared_u32(add_u32(at, ENTRY)))
-        st_shared_u32(at, low)
-        st_shared_u32(add_u32(at, 4), chunk)
-        st_shared_u32(add_u32(at, 8), tile)
+        put_entry(at, low, chunk, tile)
         chunk = add_u32(chunk, chunks_of(sub_u32(high, low)))
-        tile = add_u32(tile, shr_u32(add_u32(sub_u32(high, low), 127), 7))
+        tile = add_u32(tile, tiles_of(sub_u32(high, low)))
         low = high
     if le_u32(31, lane):
         at = add_u32(table, shl_u32(groups, 4))
-        st_shared_u32(at, stop)
-        st_shared_u32(add_u32(at, 4), all_chunks)
-        st_shared_u32(add_u32(at, 8), all_tiles)
+        put_entry(at, stop, all_chunks, all_tiles)
 
 
 def chunk_count(groups, table):
@@ -135,23 +193,32 @@ def chunk_count(groups, table):
     return ld_shared_u32(add_u32(table, add_u32(shl_u32(groups, 4), 4)))
 
 
-def range_of_chunk(groups, table, chunk):
-    """The range that a chunk, below :func:`chunk_count`, belongs to."""
+def range_of_chunk(groups, table, chunk, lane):
+    """The range that a chunk, below :func:`chunk_count`, belongs to; all lanes of a warp ask.
+
+    Each lane looks at the first of a run of ranges, then at one of the run that it must be.
+    """
+    per = shr_u32(add_u32(groups, 31), 5)
     low = sub_u32(groups, groups)
-    high = groups
-    while lt_u32(add_u32(low, 1), high):
-        middle = shr_u32(add_u32(low, high), 1)
-        at = add_u32(table, add_u32(shl_u32(middle, 4), 4))
-        if le_u32(ld_shared_u32(at), chunk):
-            low = middle
-        else:
-            high = middle
-    return low
+    while lt_u32(1, per):
+        found = last_not_above(groups, table, chunk, add_u32(low, mul_u32(lane, per)))
+        low = add_u32(low, mul_u32(found, per))
+        per = shr_u32(add_u32(per, 31), 5)
+    return add_u32(low, last_not_above(groups, table, chunk, add_u32(low, lane)))
+
+
+def last_not_above(groups, table, chunk, range_of_lane):
+    """The last lane whose range does not begin behind a chunk."""
+    first = ld_shared_u32(add_u32(table, add_u32(shl_u32(min_u32(range_of_lane, groups), 4), 4)))
+    below = lt_u32(range_of_lane, groups) & le_u32(first, chunk)
+    return sub_u32(popc(ballot(WARP, below)), 1)
 
 
 def rows_of_chunk(count, chunks, chunk):
     """First row, from the range's, and rows of one of the chunks of a range of `count` rows."""
-    size = div_u32(add_u32(count, sub_u32(chunks, 1)), chunks)
+    size = count
+    if lt_u32(1, chunks):
+        size = div_u32(add_u32(count, sub_u32(chunks, 1)), chunks)
     size = shl_u32(shr_u32(add_u32(size, 7), 3), 3)
     first = min_u32(mul_u32(chunk, size), count)
     return first, min_u32(size, sub_u32(count, first))

@@ -117,6 +117,36 @@ mul_bf16x2.lowering(
 )
 
 
+def _by_one(text):
+    """Multiplication by `d`, both halves of which are one half of $2."""
+    return (
+        "{ .reg .b16 l, h; .reg .b32 d, zero; mov.b32 zero, 0x80008000; mov.b32 {l, h}, $2; "
+        f"{text} }}"
+    )
+
+
+@instruction(
+    "u32(u32, u32)", asm=_by_one("mov.b32 d, {l, l}; mul.rn.bf16x2 $0, $1, d;"), min_cc=(9, 0)
+)
+def mul_bf16x2_low(a, b):
+    """Return both halves of a times the lower half of b."""
+    return _map(_BF16, _multiply, a, (b & 0xFFFF) * 0x10001)
+
+
+mul_bf16x2_low.lowering(asm=_by_one("mov.b32 d, {l, l}; fma.rn.bf16x2 $0, $1, d, zero;"))
+
+
+@instruction(
+    "u32(u32, u32)", asm=_by_one("mov.b32 d, {h, h}; mul.rn.bf16x2 $0, $1, d;"), min_cc=(9, 0)
+)
+def mul_bf16x2_high(a, b):
+    """Return both halves of a times the upper half of b."""
+    return _map(_BF16, _multiply, a, (b >> 16 & 0xFFFF) * 0x10001)
+
+
+mul_bf16x2_high.lowering(asm=_by_one("mov.b32 d, {h, h}; fma.rn.bf16x2 $0, $1, d, zero;"))
+
+
 @instruction("u32(u32, u32, u32)", asm="fma.rn.bf16x2 $0, $1, $2, $3;")
 def fma_bf16x2(a, b, c):
     """Return a * b + c."""
