@@ -59,10 +59,7 @@ y = group_gemm_mxfp4_nt_groupwise(a, b, a_scale, b_scale, there(m_indptr), tile_
 
 got = np.array(y, np.float32) if torch is None else y.float().cpu().numpy()
 wanted = np.concatenate(
-    [
-        x[start:stop] @ w[i].T
-        for i, (start, stop) in enumerate(pairwise(m_indptr))
-    ]
+    [x[start:stop] @ w[i].T for i, (start, stop) in enumerate(pairwise(m_indptr))]
 )
 error = np.linalg.norm(got - wanted) / np.linalg.norm(wanted)
 where = "numpy" if torch is None else f"torch, {y.device}"

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import itertools
+import subprocess
+import sys
 from typing import Any
 
 import ml_dtypes
@@ -20,6 +22,15 @@ SKEWED = ([0, 4, 134, 134, 434], [0, 0, 300], [0, 257, 257, 257], [0, 128, 256],
 
 def rng(*key: int) -> np.random.Generator:
     return np.random.default_rng(key)
+
+
+def test_the_import_brings_no_compiler_and_no_array_library() -> None:
+    code = (
+        "import sys, nvfp4.compat.flashinfer as f; f.mm_fp4\n"
+        "print(sorted({'numba', 'llvmlite', 'cupy', 'torch', 'cuda'} & sys.modules.keys()))"
+    )
+    found = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert found.stdout == "[]\n"
 
 
 # The scale rows -----------------------------------------------------------------------------------
