@@ -101,7 +101,7 @@ def product(
     if arch not in ARCHITECTURES or kind is None:
         return None
     spread = kind == "mxf8" and "e2m1" in (constants["A_ELEMENT"], constants["B_ELEMENT"])
-    step = 128 if spread else 32 if kind == "mxf8" else 64
+    step = 128 if spread else 32
     pair = constants["PAIR"]
     if not (
         constants["A_LAYOUT"] == constants["B_LAYOUT"] == "tcgen"

@@ -12,8 +12,10 @@ mxfp4, whose codes are spread to 16 bytes of shared memory for 16 of them). Scal
 in the tcgen layout, 512 bytes for 128 rows of 4 scales. With PAIR = "halves" a tile is TILE_N / 2
 columns of gate and as many of up, two products of MMA_N = TILE_N / 2 columns each.
 
-Constraints: tcgen scales of both operands; depth a multiple of 64 ("nvf4", "mxf4": no instruction
-may see the padding of a row's scales, which can be anything), 32, or 128 with mxfp4 beside mxfp8;
+The padding of a row's scales can be anything, a NaN too, and instructions of 64 elements see it
+where the depth is an odd multiple of 32: warp 5 then zeroes it in the last stage.
+
+Constraints: tcgen scales of both operands; depth a multiple of 32, of 128 with mxfp4 beside mxfp8;
 scales multiples of 16 bytes, codes of 16, of 32 where they are spread; "halves": columns a multiple
 of TILE_N, which is 128 or 256. No row_indices. THREADS threads, any grid of one dimension, shared
 memory: :func:`shared_bytes`.

@@ -17,8 +17,20 @@ from .._numba import cuda
 from ..ptx.arith import i64_of_u32, mul_rn, u32_of_i64
 from ..ptx.bits import float_as_uint, uint_as_float
 from ..ptx.bulk import bulk_load
-from ..ptx.mbarrier import mbarrier_arrive, mbarrier_arrive_expect_tx, mbarrier_wait_parity
-from ..ptx.memory import ld_shared_f32, ld_shared_v4_u32, ptr_address, st_shared_v4_u32
+from ..ptx.mbarrier import (
+    fence_proxy_async_shared,
+    mbarrier_arrive,
+    mbarrier_arrive_expect_tx,
+    mbarrier_wait_parity,
+)
+from ..ptx.memory import (
+    ld_shared_f32,
+    ld_shared_v4_u32,
+    ptr_address,
+    st_shared_u8,
+    st_shared_u16,
+    st_shared_v4_u32,
+)
 from ..ptx.tcgen05 import (
     st_shared_row,
     tcgen05_commit,
@@ -265,10 +277,53 @@ def multiply_stage(base, stage, memory, accumulators, k, column, columns, depth)
                 )
 
 
+def multiply_next(base, stage, parity, memory, acc, k, column, columns, depth):
+    """Wait for a stage, multiply, and say when it has been read."""
+    full = full_base(base) + 8 * stage
+    mbarrier_wait_parity(full, parity)
+    tcgen05_fence_after_thread_sync()
+    multiply_stage(base, stage, memory, memory + acc * TILE_N, k, column, columns, depth)
+    tcgen05_commit(full + 8 * STAGES)
+
+
+def is_ragged(depth):
+    """Whether the last instruction of a row takes scales beyond it, which can be anything."""
+    if KIND == "mxf8":
+        return False
+    else:
+        return depth % 64 != 0
+
+
+def clear_scales(tile, depth):
+    """Zero the scales of a tile that are half an instruction's, behind the end of the rows."""
+    lane = cuda.threadIdx.x % 32
+    for quarter in range(4):
+        word = tile + lane * 16 + quarter * 4
+        if KIND == "nvf4":
+            st_shared_u16(word + 2, 0)
+        else:
+            st_shared_u8(word + depth // 32 % 4, 0)
+
+
+def clear_padding(base, stage, parity, k, depth):
+    """The same of a stage, which is the last of the rows; the whole warp, before the copies."""
+    mbarrier_wait_parity(full_base(base) + 8 * stage, parity)
+    group = (blocks_of(depth - k * TILE_K, B_SCALE) + 3) // 4 - 1
+    tile = a_scales_base(base) + (stage * scale_groups() + group) * SCALE_TILE
+    clear_scales(tile, depth)
+    first = b_scales_base(base) + stage * b_scales_stage()
+    for i in range(halves() * scale_tiles_of_b()):
+        clear_scales(first + (i * scale_groups() + group) * SCALE_TILE, depth)
+    fence_proxy_async_shared()
+    syncwarp(WARP)
+
+
 def issue(base, memory, of_groups, rows, columns, depth, total):
     """What the warp that multiplies does."""
     across = tiles_across(columns)
     steps = (depth + TILE_K - 1) // TILE_K
+    ragged = is_ragged(depth)
+    whole = steps - 1 if ragged else steps
     stage = 0
     parity = 0
     acc = 0
@@ -278,19 +333,21 @@ def issue(base, memory, of_groups, rows, columns, depth, total):
         live, _, _, _, _, _, _, _ = tile_of(work // across, of_groups, rows)
         column = work % across * columns_of_tile()
         if live:
+            made = made_base(base) + 8 * acc
             if elect(WARP):
-                made = made_base(base) + 8 * acc
                 mbarrier_wait_parity(made + 16, acc_parity ^ 1)
                 tcgen05_fence_after_thread_sync()
-                for k in range(steps):
+                for k in range(whole):
                     at, turn = next_stage(stage, parity, k)
-                    full = full_base(base) + 8 * at
-                    mbarrier_wait_parity(full, turn)
-                    tcgen05_fence_after_thread_sync()
-                    accumulators = memory + acc * TILE_N
-                    multiply_stage(base, at, memory, accumulators, k, column, columns, depth)
-                    tcgen05_commit(full + 8 * STAGES)
-                tcgen05_commit(made)
+                    multiply_next(base, at, turn, memory, acc, k, column, columns, depth)
+                if not ragged:
+                    tcgen05_commit(made)
+            if ragged:
+                at, turn = next_stage(stage, parity, whole)
+                clear_padding(base, at, turn, whole, depth)
+                if elect(WARP):
+                    multiply_next(base, at, turn, memory, acc, whole, column, columns, depth)
+                    tcgen05_commit(made)
             stage, parity = next_stage(stage, parity, steps)
             acc, acc_parity = next_accumulators(acc, acc_parity)
         work += cuda.gridDim.x

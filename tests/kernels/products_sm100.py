@@ -22,7 +22,7 @@ PAIRS = {
     "mxfp8": ("mxfp8_e4m3", "mxfp8_e5m2"),
 }
 #: The smallest depth that a pair has, and of which others are multiples.
-STEPS = {"nvfp4": 64, "mxfp4": 64, "mxfp8-mxfp4": 128, "mxfp8": 32}
+STEPS = {"nvfp4": 32, "mxfp4": 32, "mxfp8-mxfp4": 128, "mxfp8": 32}
 
 
 class Case(NamedTuple):

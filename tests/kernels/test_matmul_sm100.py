@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import importlib.util
 import time
 from pathlib import Path
@@ -11,11 +12,10 @@ import numpy as np
 import pytest
 
 import nvfp4
-from nvfp4 import plans_blackwell, plans_products
+from nvfp4 import golden, plans_blackwell, plans_products
 from tests.kernels.products_sm100 import (
     Case,
     aligned,
-    operands,
     planned,
     room,
     same,
@@ -28,20 +28,20 @@ INTERLEAVED = {"epilogue": nvfp4.epilogues.swiglu(halves=False)}
 
 CASES = [
     Case("nvfp4", 4, 200, 320, (64, 256), 2),
-    Case("nvfp4", 130, 72, 192, (128, 128), 1),
+    Case("nvfp4", 130, 72, 224, (128, 128), 1),
     Case("nvfp4", 3, 600, 256, (192, 128), 1),
     Case("nvfp4", 2, 300, 64, (256, 256), 1),
-    Case("mxfp4", 129, 8, 320, (64, 256), 1),
+    Case("mxfp4", 129, 8, 352, (64, 256), 1),
     Case("mxfp4", 1, 136, 128, (128, 128), 1),
     Case("mxfp8-mxfp4", 5, 200, 384, (128, 128), 1),
     Case("mxfp8-mxfp4", 5, 72, 256, (64, 256), 1),
     Case("mxfp8", 5, 200, 160, (192, 128), 1),
     Case("mxfp8", 4, 64, 288, (64, 256), 1),
     Case("nvfp4", 3, 256, 128, None, 1, SWIGLU),
-    Case("mxfp4", 3, 512, 64, (256, 128), 1, SWIGLU),
+    Case("mxfp4", 3, 512, 96, (256, 128), 1, SWIGLU),
     Case("mxfp8", 3, 200, 96, None, 1, INTERLEAVED),
     Case("nvfp4", (3, 0, 130, 2), 72, 128, (64, 128), 2),
-    Case("mxfp4", (1, 5), 200, 64, (192, 128), 1),
+    Case("mxfp4", (1, 5), 200, 32, (192, 128), 1),
     Case("mxfp8-mxfp4", (2, 0, 3), 128, 128, None, 3),
     Case("mxfp8", (0, 7), 40, 64, None, 1),
 ]
@@ -97,17 +97,24 @@ def test_scale_tiles_by_the_rule_of_flashinfer() -> None:
     same(*simulated(Case("mxfp8-mxfp4", (2, 130, 3), 72, 128, (64, 128), 1, options)))
 
 
-def test_poison_in_the_padding_of_scales_is_not_seen() -> None:
-    case = Case("nvfp4", 5, 72, 192, (64, 256), 1)
-    a, b, options = operands(case)
-    expected = np.asarray(nvfp4.matmul(a, b, **options))
+@pytest.mark.parametrize("depth", [192, 32, 96, 160, 224, 288])
+@pytest.mark.parametrize("fmt", ["nvfp4", "mxfp4"])
+def test_poison_in_the_padding_of_scales_is_not_seen(fmt: str, depth: int) -> None:
+    a, b = (
+        aligned(nvfp4.quantize(small_integers((n, depth), n), fmt, scale_layout="linear"))
+        for n in (5, 72)
+    )
+    expected = np.asarray(nvfp4.matmul(a, b, out_dtype="float32"))
+    poisoned = []
     for operand in (a, b):
-        scales = operand.scales.reshape(-1, 3, 32, 4, 4)
-        rows = operand.shape[0]
-        place = np.arange(128).reshape(4, 32).T[None, None, :, :, None]
-        scales[np.broadcast_to(place >= rows, scales.shape)] = 0x7F
-    with planned(case.tile, 1), nvfp4.simulate("sm_100a"):
-        got = nvfp4.matmul(a, b, **options)
+        rows, blocks = operand.scales.shape
+        padded = np.full((128, -(-blocks // 4) * 4), 0x7F if fmt == "nvfp4" else 0xFF, np.uint8)
+        padded[:rows, :blocks] = operand.scales
+        tiles = golden.interleave_scales(padded)
+        made = dataclasses.replace(operand, scales=aligned(tiles), scale_layout="tcgen")
+        poisoned.append(made)
+    with planned((64, 256), 1), nvfp4.simulate("sm_100a"):
+        got = nvfp4.matmul(*poisoned, out_dtype="float32")
     same(np.asarray(got), expected)
 
 
@@ -175,7 +182,7 @@ MIXED = {"a_format": "mxfp8_e4m3", "b_format": "mxfp4"}
     [
         {},
         {"arch": "sm_103a"},
-        {"depth": 576},
+        {"depth": 544},
         {"columns": 513},
         {"a_format": "mxfp4", "b_format": "mxfp4"},
         {"a_format": "mxfp8_e5m2", "b_format": "mxfp8_e4m3", "depth": 544},
@@ -192,7 +199,7 @@ def test_products_of_blocks_go_to_tensor_memory(changes: dict[str, Any]) -> None
     [
         {"arch": "sm_90a"},
         {"rows": 16},
-        {"depth": 544},
+        {"depth": 528},
         {"map_alignment": 0},
         {"a_layout": "linear"},
         {"b_layout": "linear"},
