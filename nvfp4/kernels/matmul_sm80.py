@@ -30,9 +30,9 @@ import numpy as np
 
 from .._numba import cuda
 from ..program import Kernel
-from ..ptx.arith import (
-    mul_rn,
-)
+from ..ptx.arith import mul_rn
+from ..ptx.bits import bf16x2_of_f32, f16x2_of_f32
+from ..ptx.memory import ptr_address, st_global_u32
 from .elements import store_one
 from .groups import expert_of, find_tile, load_index, row_of_none, source_row
 from .matmul_naive import VARIANTS as NAIVE_VARIANTS
@@ -55,6 +55,7 @@ B_SCALE = "e8m0"
 B_LAYOUT = "tcgen"
 PAIR = "none"
 A_STARTS = "none"
+OUTPUT = "bfloat16"
 
 ZERO = np.float32(0.0)
 
@@ -85,14 +86,15 @@ def store_two(to, row, width, n, columns, expert, c, d, factor):
     out, b_decode, e0, e1, e2, e3 = to
     at = row * width
     if PAIR == "none":
+        v = ZERO
+        w = ZERO
         if n < columns:
             v = mul_rn(c, mul_rn(factor, decode_of_b(b_decode, expert, n, columns)))
             v = np.float32(epilogue(v, row, n, expert, e0, e1, e2, e3))
-            store_one(out, at + n, v)
         if n + 1 < columns:
-            v = mul_rn(d, mul_rn(factor, decode_of_b(b_decode, expert, n + 1, columns)))
-            v = np.float32(epilogue(v, row, n + 1, expert, e0, e1, e2, e3))
-            store_one(out, at + n + 1, v)
+            w = mul_rn(d, mul_rn(factor, decode_of_b(b_decode, expert, n + 1, columns)))
+            w = np.float32(epilogue(w, row, n + 1, expert, e0, e1, e2, e3))
+        store_neighbours(out, at + n, n, columns, v, w)
     else:
         column = n // 2
         if column < width:
@@ -106,6 +108,24 @@ def store_two(to, row, width, n, columns, expert, c, d, factor):
             up = mul_rn(d, mul_rn(factor, decode_of_b(b_decode, expert, up_row, columns)))
             v = np.float32(pair_epilogue(gate, up, row, column, expert, e0, e1, e2, e3))
             store_one(out, at + column, v)
+
+
+def store_neighbours(out, at, n, columns, v, w):
+    """Store columns `n` and the next of a row, as far as there are such, from element `at` on."""
+    # By one store where the two are a word of memory.
+    if ((ptr_address(out, 0) | at * 2) & 3) == 0 and n + 1 < columns:
+        if OUTPUT == "float32":
+            store_one(out, at, v)
+            store_one(out, at + 1, w)
+        elif OUTPUT == "bfloat16":
+            st_global_u32(out, at * 2, bf16x2_of_f32(w, v), "")
+        else:
+            st_global_u32(out, at * 2, f16x2_of_f32(w, v), "")
+    else:
+        if n < columns:
+            store_one(out, at, v)
+        if n + 1 < columns:
+            store_one(out, at + 1, w)
 
 
 def store_row(to, row, width, n, columns, expert, v, factor):

@@ -118,11 +118,15 @@ def on_machine(
     options: Mapping[str, Any],
     schedule: Any = "round_robin",
     arch: str = "sm_120a",
+    off: int = 0,
 ) -> tuple[np.ndarray, np.ndarray]:
-    """What the kernel gives, over poison, and what the golden model gives."""
+    """What the kernel gives, over poison, and what the golden model gives.
+
+    The result begins `off` bytes behind a multiple of 16.
+    """
     function = nvfp4.grouped_matmul if "row_offsets" in options else nvfp4.matmul
     expected = np.asarray(function(a, b, **options))
-    out = np.full(expected.shape, 77, expected.dtype)
+    out = aligned(np.full(expected.shape, 77, expected.dtype), off=off)
     names = []
     with planned(), nvfp4.simulate(arch, schedule=schedule) as machine:
         run = machine.run

@@ -42,7 +42,8 @@ DENSE = [
     Case("nvfp4", "nvfp4", 129, 24, 160),
     Case("mxfp4", "mxfp4", 5, 130, 288),
     Case("mxfp8_e4m3", "mxfp4", 40, 24, 160, MIXED),
-    Case("mxfp4", "mxfp8_e4m3", 4, 64, 96),
+    Case("mxfp4", "mxfp8_e4m3", 4, 64, 96, options={"out_dtype": "bfloat16"}),
+    Case("mxfp4", "mxfp4", 2, 10, 32, options={"out_dtype": "float16"}),
     Case("mxfp8_e5m2", "mxfp8_e4m3", 1, 8, 32, LINEAR),
     Case("nvfp4", "nvfp4", 3, 16, 800, LINEAR),
     Case("mxfp8_e4m3", "mxfp8_e4m3", 2, 8, 352),
@@ -72,11 +73,18 @@ def test_every_scale_counts() -> None:
 
 
 def test_factors_of_rows_and_alpha_are_applied() -> None:
-    x = operands(DENSE[8])[0].dequantize()
+    x = operands(DENSE[9])[0].dequantize()
     a = aligned(nvfp4.quantize(x, "nvfp4", encode_scale=np.full((5, 1), 4, np.float32)))
     b = aligned(nvfp4.quantize(x, "nvfp4", encode_scale=np.float32(2)))
     alpha = np.array(0.25, np.float32)
     same(*on_machine(a, b, {"alpha": alpha, "out_dtype": "float32"}))
+
+
+def test_results_may_begin_anywhere() -> None:
+    for out_dtype in ("bfloat16", "float32"):
+        a, b, options = operands(Case("nvfp4", "nvfp4", 3, 8, 64, options={"out_dtype": out_dtype}))
+        off = np.dtype("float32" if out_dtype == "float32" else "float16").itemsize
+        same(*on_machine(a, b, options, off=off))
 
 
 def test_padding_of_scales_is_never_multiplied() -> None:
@@ -223,7 +231,7 @@ def test_ranges_of_every_size_give_the_golden_product(case: Case) -> None:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("seed", range(20))
-@pytest.mark.parametrize("case", DENSE[3:8] + GROUPED[1:3], ids=lambda case: case.id)
+@pytest.mark.parametrize("case", DENSE[3:9] + GROUPED[1:3], ids=lambda case: case.id)
 def test_small_products_give_the_same_in_any_order(case: Case, seed: int) -> None:
     check(case, schedule=seed)
 
