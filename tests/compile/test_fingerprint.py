@@ -114,6 +114,13 @@ def test_an_instructions_code_is_part_of_the_digest(monkeypatch: pytest.MonkeyPa
         changed = source_key(program(), "sm_90a")
     assert changed != before
     assert source_key(program(), "sm_90a") == before
+    asm = mul_u32.lowerings[0].asm
+    keys = set()
+    for where in ({}, {"min_cc": (8, 0)}, {"below": (10, 0)}, {"min_release": (13, 1)}):
+        with monkeypatch.context() as patch:
+            patch.setattr(mul_u32, "lowerings", [Lowering(asm, **where)])
+            keys.add(source_key(program(), "sm_90a"))
+    assert len(keys) == 4
 
 
 def test_the_package_that_compiles_is_part_of_the_digest(
@@ -310,4 +317,3 @@ def test_every_instruction_has_a_key() -> None:
     assert len(found) > 150
     for one in found:
         assert fingerprint._instruction(one)
-

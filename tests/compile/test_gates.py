@@ -79,6 +79,13 @@ def test_every_kernel_has_variants_and_a_target() -> None:
         assert len(set(variants(name, slow=True))) == len(variants(name, slow=True))
 
 
+def test_a_variant_may_be_for_some_targets_only() -> None:
+    everywhere = variants("grouped_stream")
+    here = {arch: variants("grouped_stream", arch=arch) for arch in ("sm_90a", "sm_120a")}
+    assert here["sm_90a"][0].blocks_per_sm == 10 and here["sm_120a"][0].blocks_per_sm == 8
+    assert set(everywhere) == {program for programs in here.values() for program in programs}
+
+
 @pytest.mark.parametrize("arch", ["sm_90a", "sm_100a"])
 def test_the_machine_code_of_a_quantiser_has_the_conversion_where_there_is_one(arch: str) -> None:
     programs = [p for name in KERNELS for p in variants(name) if writes_e2m1(p)]

@@ -82,6 +82,38 @@ def test_bytes_are_the_golden_ones(case: Case, split: int, monkeypatch: Any) -> 
     plans.grouped_quantize.cache_clear()
 
 
+def planned(arch: str, rows: int, columns: int, groups: int) -> plans.Launches:
+    """The plan of nvfp4 codes of bfloat16 rows, with tcgen scales."""
+    return plans.grouped_quantize(
+        arch,
+        format="nvfp4",
+        dtype="bfloat16",
+        input_rows=rows,
+        rows=rows,
+        columns=columns,
+        row_stride=columns,
+        groups=groups,
+        tiles=allocated_tiles(rows, groups),
+        scale_layout="tcgen",
+        scale_rounding="rceil",
+        encode="none",
+        experts=None,
+        offsets_dtype="int32",
+        ids_dtype=None,
+        indices_dtype=None,
+        starts_dtype=None,
+        aligned=True,
+    )
+
+
+def test_blocks_are_as_many_as_have_the_registers_that_they_need() -> None:
+    resident = [
+        planned(arch, 9, 32, 3)[0].program.blocks_per_sm
+        for arch in ("sm_90a", "sm_120a", "sm_121a")
+    ]
+    assert resident == [10, 8, 8]
+
+
 @pytest.mark.parametrize(
     "offsets, meant",
     [
@@ -97,26 +129,7 @@ def test_offsets_that_no_host_has_checked_do_no_harm(offsets: list[int], meant: 
     x = data(rows, columns, ml_dtypes.bfloat16)
     groups = len(offsets) - 1
     tiles = allocated_tiles(rows, groups)
-    launches = plans.grouped_quantize(
-        "sm_90a",
-        format="nvfp4",
-        dtype="bfloat16",
-        input_rows=rows,
-        rows=rows,
-        columns=columns,
-        row_stride=columns,
-        groups=groups,
-        tiles=tiles,
-        scale_layout="tcgen",
-        scale_rounding="rceil",
-        encode="none",
-        experts=None,
-        offsets_dtype="int32",
-        ids_dtype=None,
-        indices_dtype=None,
-        starts_dtype=None,
-        aligned=True,
-    )
+    launches = planned("sm_90a", rows, columns, groups)
     assert [launch.program.kernel.name for launch in launches] == ["grouped_stream"]
     codes = np.full((rows, columns // 2), 0xAA, np.uint8)
     scales = np.full(scale_shape(fmt, (tiles * 128, columns), "tcgen"), 0xAA, np.uint8)
