@@ -14,6 +14,7 @@ from nvfp4 import plans
 from nvfp4.formats import FORMATS
 from nvfp4.launch import run
 from nvfp4.layouts import allocated_tiles, scale_shape
+from nvfp4.tiling import Launches
 
 SCALE = np.array([0.5, 2.0, 3.0], np.float32)
 
@@ -82,7 +83,7 @@ def test_bytes_are_the_golden_ones(case: Case, split: int, monkeypatch: Any) -> 
     plans.grouped_quantize.cache_clear()
 
 
-def planned(arch: str, rows: int, columns: int, groups: int) -> plans.Launches:
+def planned(arch: str, rows: int, columns: int, groups: int) -> Launches:
     """The plan of nvfp4 codes of bfloat16 rows, with tcgen scales."""
     return plans.grouped_quantize(
         arch,
