@@ -21,6 +21,7 @@ __all__ = [
     "dtype_of_result",
     "float32_of",
     "is_number",
+    "new_result",
     "permuted",
     "read_bytes",
     "read_codes",
@@ -61,6 +62,11 @@ def dtype_of_result(out: Any, out_dtype: Any) -> str:
     if name not in _RESULTS:
         raise ValueError(f"out_dtype must be one of {' or '.join(_RESULTS)}, but got {name}")
     return name
+
+
+def new_result(like: Array, shape: tuple[int, int], out_dtype: Any) -> Any:
+    """A new array for a product, of the library of an operand."""
+    return arrays.empty(shape, dtype_of_result(None, out_dtype), like).owner
 
 
 def check_out(out: Any, shape: tuple[int, int], dtype: str) -> None:

@@ -16,6 +16,7 @@ from ._arguments import (
     contiguous,
     dtype_of_result,
     is_number,
+    new_result,
     read_bytes,
     read_codes,
 )
@@ -87,8 +88,14 @@ def mm_fp4(
     def make() -> Any:
         return _dense(a, b, a_descale, b_descale, alpha, out_dtype, out, format, use_8x4_sf_layout)
 
-    if out is None or (like := arrays.as_array(a, "a")).device is None:
+    like = read_codes("a", a)[1]
+    if like.device is None:
         return make()
+    if out is None:
+        shapes = like.shape, read_codes("b", b)[1].shape
+        if list(map(len, shapes)) != [2, 2]:
+            return make()
+        out = new_result(like, (shapes[0][0], shapes[1][1]), out_dtype)
     arguments = (a, b, a_descale, b_descale, alpha, *device.workspace(like), out)
     call = ("flashinfer.mm_fp4", (format, use_8x4_sf_layout, out_dtype), arguments)
     return device.repeated(call, ("flashinfer_tile_starts", "matmul"), make)

@@ -24,6 +24,7 @@ from ._arguments import (
     dtype_of_result,
     float32_of,
     is_number,
+    new_result,
     read_bytes,
     read_codes,
 )
@@ -105,7 +106,7 @@ def group_gemm_mxfp8_mxfp4_nt_groupwise(
     check_member("mma_sm", mma_sm, (1, 2))
     _check_tiles(tile_m, tile_n, tile_k, swap_ab, (32, 64, 128, 192, 256))
 
-    def make() -> Any:
+    def make(out: Any) -> Any:
         codes, format = _mxfp8(a, a_format)
         left = (codes, read_bytes("a_scale", a_scale, "float8_e8m0fnu"), format)
         right = (read_codes("b", b), read_bytes("b_scale", b_scale, "float8_e8m0fnu"), "mxfp4")
@@ -163,7 +164,7 @@ def group_gemm_nvfp4_nt_groupwise(
     check_bool("skip_check", skip_check)
     _check_tiles(tile_m, tile_n, tile_k, swap_ab, (32, 64, 128))
 
-    def make() -> Any:
+    def make(out: Any) -> Any:
         left = (read_codes("a", a), read_bytes("a_scale", a_scale, "float8_e4m3fn"), "nvfp4")
         right = (read_codes("b", b), read_bytes("b_scale", b_scale, "float8_e4m3fn"), "nvfp4")
         return _grouped(left, right, m_indptr, alpha, out, out_dtype)
@@ -210,15 +211,20 @@ def _repeated(
     options: tuple[Any, ...],
     arguments: tuple[Any, ...],
     out: Any,
-    make: Callable[[], Any],
+    make: Callable[[Any], Any],
 ) -> Any:
-    """A grouped product, or the repetition of one like it into `out`."""
+    """A grouped product, or the repetition of one like it into `out`, or into a new array."""
     offsets = arrays.as_array(arguments[4], "m_indptr")
-    if out is None or offsets.device is None or offsets.dtype != "int32" or not offsets.size:
-        return make()
+    if offsets.device is None or offsets.dtype != "int32" or not offsets.size:
+        return make(out)
+    if out is None:
+        a, b = arrays.as_array(arguments[0], "a"), read_codes("b", arguments[1])[1]
+        if (len(a.shape), len(b.shape)) != (2, 3):
+            return make(None)
+        out = new_result(a, (a.shape[0], b.shape[1]), options[0])
     space = device.workspace(offsets, offsets)
     call = (name, options, (*arguments, *space, out))
-    return device.repeated(call, ("flashinfer_tile_starts", "grouped_matmul"), make)
+    return device.repeated(call, ("flashinfer_tile_starts", "grouped_matmul"), lambda: make(out))
 
 
 #: An operand: codes, scales (each as given and as it is seen), format.
