@@ -169,6 +169,10 @@ def test_any_order_of_warps_gives_the_same(schedule: Any) -> None:
     check(Case("nvfp4", "nvfp4", 18, 8, 128), schedule=schedule)
 
 
+def test_both_architectures_of_the_family_have_the_kernel() -> None:
+    check(Case("mxfp4", "mxfp4", 2, 8, 32), arch="sm_121a")
+
+
 # Every case --------------------------------------------------------------------------------------
 
 ROWS = (1, 4, 127, 128, 129, 300)
