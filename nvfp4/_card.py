@@ -57,7 +57,7 @@ _PACKED = {"i32": "i4x", "u32": "I4x", "f32": "f4x", "i64": "q", "u64": "Q"}
 class Call:
     """What one call of the driver reads; never used by two threads at a time."""
 
-    __slots__ = ("arguments", "config", "keep", "parameters")
+    __slots__ = ("arguments", "config", "here", "keep", "parameters", "place")
 
     def __init__(self, launch: Launch, kernel: Any, function: LaunchFunction) -> None:
         cuda = _driver.driver()
@@ -77,6 +77,9 @@ class Call:
         self.parameters = memoryview(values)
         self.config = LaunchConfig.from_address(int(config.getPtr()))
         self.arguments = function.arguments(config, kernel, addresses.buffer_info()[0])
+        #: Where the driver writes which device is current.
+        self.here = ctypes.c_int()
+        self.place = ctypes.byref(self.here)
         self.keep = config, addresses
 
 
@@ -144,30 +147,68 @@ class Card:
             )
         return packed
 
+    def _call(self) -> Call:
+        return Call(self._launch, self._kernel, self._function)
+
     def __call__(self, parameters: bytes, stream: int) -> None:
         """Launch on the current device, which must be this one."""
         try:
             call = self._free.pop()
         except IndexError:
-            call = Call(self._launch, self._kernel, self._function)
+            call = self._call()
         call.parameters[:] = parameters
         call.config.stream = stream
         status = self._submit(*call.arguments)
         self._free.append(call)
         if status != 0:
-            launch = self._launch
-            check(
-                (_driver.driver().CUresult(status),),
-                f"launching {launch.program.label} on device {self._ordinal} (grid {launch.grid}, "
-                f"block {launch.block}, {launch.shared_bytes} bytes of shared memory)",
-            )
+            self._failed(status)
+
+    def bound(self, parameters: bytes) -> Callable[[int], None]:
+        """What launches on a stream, whichever device is current.
+
+        All that it needs are variables of a closure: this is what calls that are repeated run, and
+        half of the host's time that is not the driver's would be calls from one method to another.
+        """
+        free, new, failed, ordinal = self._free, self._call, self._failed, self._ordinal
+        take, give = free.pop, free.append
+        submit, ask = self._function.call, self._function.ask
+
+        def launch(stream: int = 0) -> None:
+            try:
+                call = take()
+            except IndexError:
+                call = new()
+            if ask(call.place) == 0 and call.here.value == ordinal:
+                call.parameters[:] = parameters
+                call.config.stream = stream
+                status = submit(*call.arguments)
+                give(call)
+                if status != 0:
+                    failed(status)
+                return
+            give(call)
+            with _driver.on_device(ordinal):
+                self(parameters, stream)
+
+        return launch
+
+    def _failed(self, status: int) -> None:
+        launch = self._launch
+        check(
+            (_driver.driver().CUresult(status),),
+            f"launching {launch.program.label} on device {self._ordinal} (grid {launch.grid}, "
+            f"block {launch.block}, {launch.shared_bytes} bytes of shared memory)",
+        )
 
 
 def picker(order: Sequence[int]) -> Callable[[Sequence[Any]], tuple[Any, ...]]:
     """What picks the items at these places out of a sequence, as a tuple."""
     if len(order) > 1:
         return itemgetter(*order)
-    return lambda values: tuple(values[i] for i in order)
+    if order:
+        (at,) = order
+        return lambda values: (values[at],)
+    return lambda values: ()
 
 
 def launch_attributes(cuda: Any, launch: Launch) -> list[Any]:

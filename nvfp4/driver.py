@@ -331,6 +331,9 @@ class LaunchFunction:
     ----------
     call
         Takes what `arguments` gives, and returns the status as an int.
+    ask
+        ``cuCtxGetDevice``: takes what ``ctypes.byref`` makes of a ``c_int``, and returns the
+        status.
     """
 
     def __init__(self) -> None:
@@ -338,19 +341,29 @@ class LaunchFunction:
         library = _library(binding)
         self._direct = library is not None
         self.call: Callable[..., int]
-        if library is None:
-            self.call = lambda *arguments: int(binding.cuLaunchKernelEx(*arguments)[0])
+        self.ask: Callable[[Any], int]
+        if library is not None:
+            self.call, self.ask = library.cuLaunchKernelEx, library.cuCtxGetDevice
             return
-        self.call = library.cuLaunchKernelEx
-        pointer = ctypes.c_void_p
-        self.call.argtypes = (pointer, pointer, pointer, pointer)  # type: ignore[attr-defined]
-        self.call.restype = ctypes.c_int  # type: ignore[attr-defined]
+
+        def ask(place: Any) -> int:
+            status, device = binding.cuCtxGetDevice()
+            if status == 0:
+                place._obj.value = int(device)
+            return int(status)
+
+        self.call, self.ask = lambda *arguments: int(binding.cuLaunchKernelEx(*arguments)[0]), ask
 
     def arguments(self, config: Any, kernel: Any, parameters: int) -> tuple[Any, ...]:
         """Of a configuration, a kernel and the address of its parameters' addresses."""
         if self._direct:
-            return config.getPtr(), int(kernel), parameters, None
+            # Pointers ready to be passed: numbers would be made into such by each call.
+            return *map(_pointer, (int(config.getPtr()), int(kernel), parameters)), None
         return config, kernel, parameters, 0
+
+
+def _pointer(address: int) -> Any:
+    return ctypes.byref(ctypes.c_char.from_address(address))
 
 
 class LaunchConfig(ctypes.Structure):

@@ -5,7 +5,8 @@ from __future__ import annotations
 import weakref
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from types import CellType, CodeType, FunctionType, ModuleType
+from operator import attrgetter
+from types import CodeType, FunctionType, ModuleType
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -74,16 +75,18 @@ class _Seen(NamedTuple):
     """A function, and all that it reached when it was looked at."""
 
     function: weakref.ref[FunctionType]
-    functions: tuple[tuple[FunctionType | None, CodeType, Any], ...]
-    cells: tuple[tuple[CellType, Any], ...]
-    names: tuple[tuple[dict[str, Any], str, Any], ...]
+    code: CodeType
+    defaults: Any
+    #: What looks at a variable or another function, what it is given, what it returned.
+    reached: tuple[tuple[Callable[[Any], Any], Any, Any], ...]
     compiled: _Compiled
 
 
 _MOST = 256
 _seen: dict[int, _Seen] = {}
 _compiled: dict[Any, _Compiled] = {}
-_ABSENT = object()
+_CONTENTS = attrgetter("cell_contents")
+_CODE, _DEFAULTS = attrgetter("__code__"), attrgetter("__defaults__")
 
 
 def compiled_alike(fn: FunctionType) -> object:
@@ -93,8 +96,21 @@ def compiled_alike(fn: FunctionType) -> object:
     was given another value since is noticed.
     """
     seen = _seen.get(id(fn))
-    if seen is not None and seen.function() is fn and _unchanged(seen, fn):
-        return seen.compiled
+    if seen is not None:
+        function, code, defaults, reached, compiled = seen
+        if function() is fn and fn.__code__ is code and fn.__defaults__ is defaults:
+            try:
+                for look, at, value in reached:
+                    if look(at) is not value:  # 1 and True are equal
+                        break
+                else:
+                    return compiled
+            except (KeyError, ValueError):  # a variable is gone
+                pass
+    return _look_anew(fn)
+
+
+def _look_anew(fn: FunctionType) -> _Compiled:
     identity = _identity(fn, ())
     compiled = _compiled.get(identity)
     if compiled is None:
@@ -105,26 +121,13 @@ def compiled_alike(fn: FunctionType) -> object:
         _seen.clear()
     key = id(fn)
     gone = weakref.ref(fn, lambda _: _seen.pop(key, None))
-    _seen[key] = _Seen(gone, *_reached(fn), compiled)
+    _seen[key] = _Seen(gone, fn.__code__, fn.__defaults__, _reached(fn), compiled)
     return compiled
 
 
-def _unchanged(seen: _Seen, fn: FunctionType) -> bool:
-    for function, code, defaults in seen.functions:
-        function = function or fn
-        if function.__code__ is not code or function.__defaults__ is not defaults:
-            return False
-    for cell, value in seen.cells:
-        if cell.cell_contents is not value:
-            return False
-    return all([names.get(name, _ABSENT) is value for names, name, value in seen.names])
-
-
-def _reached(fn: FunctionType) -> tuple[Any, Any, Any]:
+def _reached(fn: FunctionType) -> tuple[Any, ...]:
     """Functions, cells of closures and globals that a function's code can reach, as they are."""
-    functions: list[Any] = []
-    cells: list[Any] = []
-    names: list[Any] = []
+    reached: list[tuple[Callable[[Any], Any], Any, Any]] = []
     waiting: list[Any] = [fn]
     met: set[int] = set()
     while waiting:
@@ -134,18 +137,20 @@ def _reached(fn: FunctionType) -> tuple[Any, Any, Any]:
         if not isinstance(value, FunctionType) or id(value) in met:
             continue
         met.add(id(value))
-        # The function itself is not held, so that it can go.
-        functions.append((None if value is fn else value, value.__code__, value.__defaults__))
-        own = [(cell, cell.cell_contents) for cell in value.__closure__ or ()]
-        found = [
-            (value.__globals__, name, value.__globals__.get(name, _ABSENT))
-            for name in sorted(_names(value))
-        ]
-        cells += own
-        names += found
-        waiting += [content for _, content in own] + [content for *_, content in found]
+        if value is not fn:  # which is not held, so that it can go
+            reached += [(_CODE, value, value.__code__), (_DEFAULTS, value, value.__defaults__)]
+        for cell in value.__closure__ or ():
+            reached.append((_CONTENTS, cell, cell.cell_contents))
+            waiting.append(cell.cell_contents)
+        variables = value.__globals__
+        for name in sorted(_names(value)):
+            if name in variables:
+                reached.append((variables.__getitem__, name, variables[name]))
+                waiting.append(variables[name])
+            else:
+                reached.append((variables.__contains__, name, False))
         waiting += value.__defaults__ or ()
-    return tuple(functions), tuple(cells), tuple(names)
+    return tuple(reached)
 
 
 def _global_names(function: FunctionType) -> set[str]:

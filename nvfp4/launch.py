@@ -35,10 +35,11 @@ from .driver import (
 from .program import Program, SimulatorWorld
 from .tensor_maps import MapOf, maps_on
 
-__all__ = ["Bound", "Launch", "Prepared", "architecture", "prepare", "run"]
+__all__ = ["Launch", "Prepared", "architecture", "prepare", "run"]
 
 Extent = tuple[int, int, int]
 Buffer = Array | int | float | None
+
 
 @dataclass(frozen=True)
 class Launch:
@@ -103,9 +104,7 @@ class Launch:
                 raise ValueError(f"{kernel.name}: the map {name!r} is no argument; got {args}")
         threads = self.program.threads
         if threads and int(np.prod(self.block)) != threads:
-            raise ValueError(
-                f"{kernel.name} runs {threads} threads a block; got {self.block}"
-            )
+            raise ValueError(f"{kernel.name} runs {threads} threads a block; got {self.block}")
 
     @property
     def empty(self) -> bool:
@@ -223,8 +222,11 @@ class Prepared:
             (card, picker([self.names.index(name) for name in card.names])) for card in cards
         ]
 
-    def bind(self, values: Sequence[int | float]) -> Bound:
+    def bind(self, values: Sequence[int | float]) -> Callable[[int], None]:
         """The launches with their arguments: what is left is to call it with a stream.
+
+        The result knows addresses, and keeps no array alive: whoever calls it has them. Threads may
+        share it.
 
         Parameters
         ----------
@@ -236,9 +238,11 @@ class Prepared:
         ValueError
             A parameter cannot hold its number.
         """
-        return Bound(
-            self.device, [(card, card.pack(pick(values))) for card, pick in self._cards]
-        )
+        bound = [(card, card.pack(pick(values))) for card, pick in self._cards]
+        if len(bound) == 1:  # most calls are one launch
+            ((card, parameters),) = bound
+            return card.bound(parameters)
+        return _Chain(self.device, bound)
 
     def __call__(self, values: Sequence[int | float], stream: int = 0) -> None:
         """Launch, all on one stream.
@@ -253,36 +257,24 @@ class Prepared:
         self.bind(values)(stream)
 
 
-class Bound:
-    """Launches with their arguments, made by :meth:`Prepared.bind`; threads may share it.
+class _Chain:
+    """Several launches with their arguments, or none."""
 
-    It knows addresses, and keeps no array alive: whoever calls it has them.
-    """
-
-    __slots__ = ("_device", "_first", "_others", "_parameters")
+    __slots__ = ("_device", "_launches")
 
     def __init__(self, device: int, launches: Sequence[tuple[Card, bytes]]) -> None:
         self._device = device
-        # Most calls are one launch.
-        self._first: Card | None = None
-        self._parameters = b""
-        if launches:
-            self._first, self._parameters = launches[0]
-        self._others = launches[1:]
+        self._launches = launches
 
     def __call__(self, stream: int = 0) -> None:
         """Launch, all on one stream."""
-        if self._first is None:
-            return
         if current_ordinal() == self._device:
-            self._first(self._parameters, stream)
-            for card, parameters in self._others:
+            for card, parameters in self._launches:
                 card(parameters, stream)
-            return
-        with on_device(self._device):
-            self._first(self._parameters, stream)
-            for card, parameters in self._others:
-                card(parameters, stream)
+        elif self._launches:
+            with on_device(self._device):
+                for card, parameters in self._launches:
+                    card(parameters, stream)
 
 
 def prepare(launches: Iterable[Launch], device: int | None = None, *, stream: int = 0) -> Prepared:

@@ -5,6 +5,7 @@ Source of the shapes: sections 1, 4, 5 and 6 of the arithmetic definition.
 
 from __future__ import annotations
 
+import functools
 import math
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -200,9 +201,7 @@ class QTensor:
             `out` has another shape or device, is not contiguous on a device, or overlaps the
             tensor; an nvfp4 scale has bit 7 set, where the host can read it.
         """
-        from .api.dequantize import dequantize
-
-        return dequantize(self, dtype, out=out, stream=stream)
+        return _dequantize()(self, dtype, out=out, stream=stream)
 
     @property
     def parts(self) -> Parts:
@@ -237,6 +236,13 @@ class QTensor:
 
     # NumPy then leaves `array * q` to the methods below, instead of trying it element by element.
     __array_ufunc__ = None
+
+
+@functools.cache
+def _dequantize() -> Callable[..., Any]:
+    from .api.dequantize import dequantize
+
+    return dequantize
 
 
 def make(

@@ -18,7 +18,7 @@ import pytest
 
 import nvfp4
 from nvfp4 import QTensor
-from nvfp4.api import _repeat
+from nvfp4.api import _looks, _repeat
 
 from . import stubs
 from .conftest import Card
@@ -178,6 +178,7 @@ def test_the_number_of_remembered_calls_is_bounded(
 ) -> None:
     monkeypatch.setattr(_repeat, "_MOST_CALLS", 8)
     monkeypatch.setattr(_repeat, "_MOST_PLANS", 4)
+    monkeypatch.setattr(_looks, "_MOST", 4)
     call = matmul(memory)
     codes = memory.put(np.zeros((40, 32), np.uint8))
     scales = memory.put(np.zeros((40, 2), np.uint8))
@@ -192,7 +193,8 @@ def test_the_number_of_remembered_calls_is_bounded(
         call(a=rows, out=memory.put(np.zeros((i, 32), np.float32)))
         assert len(_repeat._calls) <= 8
         assert len(_repeat._plans) <= 4
-        assert len(_repeat._metadata) <= 4
+        assert len(_looks._metadata) <= 4
+        assert len(_looks._held) <= 4
 
 
 # Tensors of PyTorch -------------------------------------------------------------------------------

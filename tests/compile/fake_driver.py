@@ -196,11 +196,13 @@ class FakeDriver:
 
 
 class Library:
-    """Stands for the driver's library as ctypes opens it: addresses instead of objects."""
+    """Stands for the driver's library as ctypes opens it: pointers instead of objects."""
 
     def __init__(self, driver: FakeDriver) -> None:
-        def launch(config: int, kernel: int, parameters: int, extra: None) -> int:
+        def launch(*pointers: Any) -> int:
+            *given_pointers, extra = pointers
             assert extra is None
+            config, kernel, parameters = [ctypes.addressof(one._obj) for one in given_pointers]
             given = real.CUlaunchConfig(_ptr=config)
             memory = LaunchConfig.from_address(config)
             attributes = memory.attributes

@@ -1,0 +1,315 @@
+"""What an argument of a call is, as quickly as its library tells.
+
+A *look* at an argument is hashable: of an array its address alone. The metadata of all arrays of a
+call are then compared at once, by code of their library (:func:`watched`), because in Python the
+same costs several times as much. Any of it may have changed in place, so nothing is taken from an
+array's identity. A look that cannot be had raises an error.
+
+:func:`describe` says what plans depend on: metadata, apart from addresses and numbers.
+"""
+
+from __future__ import annotations
+
+import functools
+import struct
+import sys
+from collections.abc import Callable
+from operator import attrgetter
+from types import FunctionType
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from .._card import bits, picker
+from ..epilogue import Epilogue, compiled_alike
+from ..tensor import QTensor
+from ._encode import SMALLEST
+
+__all__ = ["LIBRARIES", "LOOKS", "Library", "describe", "forget", "learn", "watched"]
+
+_FLT_MAX = 3.4028234663852886e38
+_MOST = 4096
+
+Alike = Callable[..., bool]
+
+
+class Library(NamedTuple):
+    """How arrays of a library are looked at."""
+
+    #: Of an array's class: the function that tells an array's address.
+    address: Callable[[type], Callable[[Any], int]]
+    #: Metadata of an array; an error if calls refuse it.
+    facts: Callable[[Any], tuple[Any, ...]]
+    #: Of arrays: the function that tells whether as many others have the same metadata.
+    alike: Callable[[tuple[Any, ...]], Alike]
+    #: Makes the function that tells the handle of a device's current stream.
+    stream: Callable[[], Callable[[int], int]]
+
+
+# CuPy ---------------------------------------------------------------------------------------------
+
+_CUPY_ADDRESS = attrgetter("data.ptr")
+_CUPY_FACTS = attrgetter("dtype", "shape", "strides", "data.device_id")
+_CUPY_CONTIGUOUS = attrgetter("dtype", "shape", "_c_contiguous", "data.device_id")
+
+
+def _cupy_alike(arrays: tuple[Any, ...]) -> Alike:
+    # A flag is had in a third of the time of a tuple of strides.
+    contiguous = all([getattr(array, "_c_contiguous", False) is True for array in arrays])
+    facts = _CUPY_CONTIGUOUS if contiguous else _CUPY_FACTS
+    wanted = [*map(facts, arrays)]
+    return lambda *others: [*map(facts, others)] == wanted
+
+
+def _cupy_stream() -> Callable[[int], int]:
+    current = sys.modules["cupy"].cuda.get_current_stream
+    return lambda device: current(device).ptr  # type: ignore[no-any-return]
+
+
+# PyTorch ------------------------------------------------------------------------------------------
+
+
+def _tensor_facts(tensor: Any) -> tuple[Any, ...]:
+    """Tensors that are contiguous are alike, whatever the strides of axes of one."""
+    if tensor.requires_grad and sys.modules["torch"].is_grad_enabled():
+        raise ValueError("requires grad")
+    if tensor.is_neg():
+        raise ValueError("is negated")
+    return (
+        tensor.dtype,
+        tensor.shape,
+        tensor.is_contiguous() or tensor.stride(),
+        tensor.get_device(),
+    )
+
+
+@functools.lru_cache(maxsize=1)
+def _guards(torch: Any) -> Callable[..., Any] | None:
+    """The guards of ``torch.compile``, which compare tensors in C++; None: use them not.
+
+    They are no public interface: they are used where they tell apart what must be.
+    """
+    try:
+        make = functools.partial(
+            torch._C._dynamo.guards.TensorGuards, dynamic_dims_sizes=None, dynamic_dims_strides=None
+        )
+        with torch.inference_mode(False):
+            numbers = torch.zeros((2, 2), dtype=torch.complex64, device="cpu")
+            one, two = numbers.real, numbers.real
+            check = make(one, two).check
+            others = (
+                one[:1],
+                one.t(),
+                one.contiguous(),
+                one.view(torch.int32),
+                one.unsqueeze(0),
+                one.to("meta"),
+                one.detach().requires_grad_(True),
+                numbers.conj().imag,
+                torch.nn.Parameter(one, requires_grad=False),
+            )
+            told = [check(two, one), *[check(one, other) for other in others]]
+    except Exception:  # of whatever kind: another version's
+        return None
+    return make if told == [True] + [False] * len(others) else None
+
+
+def _tensors_alike(tensors: tuple[Any, ...]) -> Alike:
+    make = _guards(sys.modules["torch"])
+    # Guards that were made of a tensor that requires grad do not look at the grad mode, and those
+    # of one that is there twice are never satisfied.
+    if (
+        make is not None
+        and not any([tensor.requires_grad for tensor in tensors])
+        and len({*map(id, tensors)}) == len(tensors)
+    ):
+        alike: Alike = make(*tensors).check
+        return alike
+    wanted = [*map(_tensor_facts, tensors)]
+    return lambda *others: [*map(_tensor_facts, others)] == wanted
+
+
+def _torch_stream() -> Callable[[int], int]:
+    torch = sys.modules["torch"]
+    try:  # without making an object of it
+        handle: Callable[[int], int] = torch._C._cuda_getCurrentRawStream
+    except AttributeError:
+        return lambda device: torch.cuda.current_stream(device).cuda_stream  # type: ignore[no-any-return]
+    return handle
+
+
+LIBRARIES = {
+    "cupy": Library(lambda kind: _CUPY_ADDRESS, _CUPY_FACTS, _cupy_alike, _cupy_stream),
+    "torch": Library(
+        lambda kind: kind.data_ptr,  # type: ignore[attr-defined]
+        _tensor_facts,
+        _tensors_alike,
+        _torch_stream,
+    ),
+}
+
+
+# QTensors -----------------------------------------------------------------------------------------
+
+
+class _Same:
+    """Stands for everything that is equal to it, and is compared by identity."""
+
+
+class _Held(_Same):
+    """Stands for QTensors of the same metadata over the same memory."""
+
+    __slots__ = ("metadata", "pointers")
+
+    def __init__(self, metadata: _Same, pointers: list[int]) -> None:
+        self.metadata, self.pointers = metadata, pointers
+
+
+_metadata: dict[Any, _Same] = {}
+_held: dict[Any, _Held] = {}
+
+
+def _look_at_qtensor(q: QTensor) -> _Held:
+    """What is found by its metadata, and the addresses of its arrays, which may have moved."""
+    seen = q._seen
+    if seen is not None:
+        # One by one: as a list they cost half as much again.
+        address, a, b, c, d, e, at_a, at_b, at_c, at_d, at_e, look = seen
+        if (
+            address(a) == at_a
+            and address(b) == at_b
+            and address(c) == at_c
+            and (d is None or address(d) == at_d)
+            and (e is None or address(e) == at_e)
+        ):
+            return look  # type: ignore[no-any-return]
+    parts = q.parts
+    *arrays, decode = parts
+    (library,) = {array.library for array in arrays if array is not None}
+    specs = tuple([None if array is None else array.spec for array in arrays])
+    same = _one_of(_metadata, (q.format, q.shape, q.scale_layout, decode, specs), _Same())
+    pointers = [array.pointer for array in arrays if array is not None]
+    found: _Held = _one_of(_held, (same, *pointers), _Held(same, pointers))
+    address = LIBRARIES[library].address(type(parts.codes.owner))
+    owners = [None if array is None else array.owner for array in arrays]
+    places = [None if array is None else array.pointer for array in arrays]
+    q.__dict__["_seen"] = address, *owners, *places, found
+    return found
+
+
+def _one_of(table: dict[Any, Any], key: Any, new: Any) -> Any:
+    if len(table) >= _MOST:
+        table.clear()
+    return table.setdefault(key, new)
+
+
+def _describe_qtensor(q: QTensor, pointers: list[int], numbers: list[int]) -> Any:
+    look = _look_at_qtensor(q)
+    pointers += look.pointers
+    return look.metadata
+
+
+# Numbers and epilogues ----------------------------------------------------------------------------
+
+
+def _describe_number(value: Any, pointers: list[int], numbers: list[int]) -> Any:
+    """Positive and finite as float32 or not, which is all that plans may ask."""
+    numbers.append(bits(value, "f32", "number"))
+    return "positive number" if SMALLEST <= value <= _FLT_MAX else "any number"
+
+
+def _look_at_epilogue(epilogue: Epilogue) -> Any:
+    looks = [compiled_alike(epilogue.fn), epilogue.pair, epilogue.halves, epilogue.axes]
+    for array in epilogue.arrays:
+        looks.append(LOOKS[type(array)](array))  # noqa: PERF401 - a comprehension is a call
+    return tuple(looks)
+
+
+def _describe_epilogue(epilogue: Epilogue, pointers: list[int], numbers: list[int]) -> Any:
+    arrays = [_describe_array(array, pointers, numbers) for array in epilogue.arrays]
+    fn = compiled_alike(epilogue.fn)
+    return (fn, epilogue.pair, epilogue.halves, epilogue.axes, *arrays)
+
+
+# All of them --------------------------------------------------------------------------------------
+
+#: Class of an argument -> its look. Looks at values of different kinds are never equal: an array's
+#: is an int, a number's bytes or a tuple. Functions in C are a third of the price of others.
+LOOKS: dict[type, Callable[[Any], Any]] = {
+    type(None): {}.get,  # None
+    str: str,
+    float: struct.Struct("<d").pack,
+    np.float32: struct.Struct("<d").pack,
+    np.float64: struct.Struct("<d").pack,
+    int: lambda value: ("int", value),
+    QTensor: _look_at_qtensor,
+    Epilogue: _look_at_epilogue,
+    FunctionType: compiled_alike,
+}
+_DESCRIBE: dict[type, Callable[[Any, list[int], list[int]], Any]] = {
+    type(None): lambda value, pointers, numbers: None,
+    str: lambda value, pointers, numbers: value,
+    float: _describe_number,
+    np.float32: _describe_number,
+    np.float64: _describe_number,
+    int: _describe_number,
+    QTensor: _describe_qtensor,
+    Epilogue: _describe_epilogue,
+    FunctionType: lambda value, pointers, numbers: compiled_alike(value),
+}
+_ARRAYS: dict[type, Library] = {}
+
+
+def learn(kind: type, library: str) -> None:
+    """From now on, look at arrays of this class."""
+    if kind not in LOOKS:
+        _ARRAYS[kind] = LIBRARIES[library]
+        _DESCRIBE[kind] = _describe_array
+        LOOKS[kind] = LIBRARIES[library].address(kind)
+
+
+def forget() -> None:
+    """Forget what QTensors have in common (for tests)."""
+    _metadata.clear()
+    _held.clear()
+
+
+def _describe_array(array: Any, pointers: list[int], numbers: list[int]) -> Any:
+    kind = type(array)
+    pointers.append(LOOKS[kind](array))
+    return _ARRAYS[kind].facts(array)
+
+
+def describe(value: Any, pointers: list[int], numbers: list[int]) -> Any:
+    """What plans depend on of an argument.
+
+    Addresses are appended to `pointers`, the bits of numbers, as float32, to `numbers`.
+    """
+    return _DESCRIBE[type(value)](value, pointers, numbers)
+
+
+def watched(arguments: tuple[Any, ...]) -> tuple[Callable[[Any], tuple[Any, ...]], Alike]:
+    """What finds the arrays of a call's arguments, and what tells whether they are as now.
+
+    Not those of QTensors, which were checked when the tensor was made: in other memory they are
+    noticed by their addresses. Alike are arrays of the same class and metadata.
+
+    Raises
+    ------
+    ValueError
+        Arrays of several libraries, or one that calls refuse.
+    """
+    plain = picker([i for i, value in enumerate(arguments) if type(value) in _ARRAYS])
+    epilogues = [i for i, value in enumerate(arguments) if type(value) is Epilogue and value.arrays]
+    pick = plain
+    if epilogues:
+        (at,) = epilogues
+
+        def pick(arguments: Any) -> tuple[Any, ...]:
+            return (*plain(arguments), *arguments[at].arrays)
+
+    arrays = pick(arguments)
+    if not arrays:
+        return pick, lambda: True
+    (library,) = {_ARRAYS[type(array)] for array in arrays}
+    return pick, library.alike(arrays)
