@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import re
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -482,6 +484,25 @@ def test_arguments_have_their_names_of_other_revisions_too() -> None:
         same(scales, tiled(blocks))
     with pytest.raises(TypeError, match="got output_tile twice"):
         modular.quantize_mx_amd(None, output_tile=x, output=x, scales_tile=x, input_tile=x)
+
+
+def test_the_documentation_has_a_row_for_each_function_and_kernel() -> None:
+    text = (Path(__file__).resolve().parents[2] / "docs" / "modular.md").read_text("utf-8")
+    rows = {line.split("`")[1] for line in text.splitlines() if line.startswith("| `")}
+    earlier = {"quantize_mxfp4_amd"}
+    earlier |= {name for name in modular.__all__ if "matmul" in name and name.endswith("_mxfp4")}
+    kernels = {name for name in dir(modular) if name.endswith("_kernel")}
+    assert rows == set(modular.__all__) - earlier | kernels
+    assert len(kernels) == 8
+    # The message that is quoted is the one that comes.
+    output, scales = empty((2, 68), np.uint8), empty((1, 3, 32, 4, 4), E4M3)
+    with pytest.raises(ValueError) as refused:
+        modular.quantize_dynamic_scaled_fp4fp8(
+            None, output, scales, np.ones((2, 136), BF16), 136, 136
+        )
+    (quoted,) = re.findall("Here: `([^`]+)`", text)
+    first, last = quoted.split(" ...")
+    assert str(refused.value).startswith(first) and str(refused.value).endswith(last)
 
 
 def test_earlier_names_are_the_same_functions() -> None:
