@@ -30,11 +30,11 @@ from ..ptx.arith import (
     add_u32,
     and_u32,
     div_u32,
+    eq_u32,
     i64_of_u32,
     lt_u32,
     mad_u32,
     min_u32,
-    mul_rn,
     mul_u32,
     ne_u32,
     or_u32,
@@ -48,11 +48,20 @@ from ..ptx.control import bar_sync, griddepcontrol_launch_dependents, griddepcon
 from ..ptx.memory import ld_shared_f32, ld_shared_u32, shared_base, st_shared_f32, st_shared_u32
 from ..ptx.mma import mma_m16n8k16_bf16
 from ..ptx.warp import syncwarp, vote_any
-from .activations import chunk, may_be_extreme, row_bytes
+from .activations import chunk, may_be_extreme
 from .elements import store_one
-from .groups import expert_of, load_index, row_of_none, source_row
+from .groups import source_row
 from .matmul_naive import grouped_matmul_kernel
 from .mma_tiles import lower_half, upper_half
+from .prepared_items import (
+    blank_rows_of_none,
+    decode_of_matrix,
+    final_value,
+    locate,
+    row_of_item,
+    scale_row_of,
+    slow_value,
+)
 from .prepared_mma import (
     HEADER,
     factor_of_matrix,
@@ -66,13 +75,9 @@ from .prepared_mma import (
     step_bytes,
 )
 from .products import (
-    decode_of_b,
-    epilogue,
-    factor_of_row,
-    pair_epilogue,
     result_columns,
 )
-from .schedule import chunk_count, make_table, range_of_chunk, rows_of_chunk, table_bytes
+from .schedule import chunk_count, make_table, table_bytes
 
 A_ELEMENT = "none"
 A_LAYOUT = "linear"
@@ -192,16 +197,20 @@ def load_step(b, b_scales, place, i):
 def load_stripes(b, b_scales, run, apart, last, i, lane):
     """The same of both stripes of an item, which are `apart` steps from each other."""
     at, header = run
-    if not EVEN:
+    if EVEN:
+        q, s = load_step(b, b_scales, lane_of_step(run, lane), i)
+    else:
         # What is beyond the weights is the last step once more, and not used.
-        at = sub_u32(min_u32(add_u32(at, i), last), i)
-    q, s = load_step(b, b_scales, lane_of_step((at, header), lane), i)
+        at = min_u32(add_u32(at, i), last)
+        q, s = load_step(b, b_scales, lane_of_step((at, header), lane), 0)
     r, t = q, s
     if STRIPES == 2:
         at = add_u32(run[0], apart)
-        if not EVEN:
-            at = sub_u32(min_u32(add_u32(at, i), last), i)
-        r, t = load_step(b, b_scales, lane_of_step((at, header), lane), i)
+        if EVEN:
+            r, t = load_step(b, b_scales, lane_of_step((at, header), lane), i)
+        else:
+            at = min_u32(add_u32(at, i), last)
+            r, t = load_step(b, b_scales, lane_of_step((at, header), lane), 0)
     return q, s, r, t
 
 
@@ -249,44 +258,6 @@ def some_flag(base):
 # Items -------------------------------------------------------------------------------------------
 
 
-def locate(item, across, ranges, lane):
-    """What an item is: expert (-1: none), range, first row, rows, block of columns, scale row."""
-    expert_ids, tile_starts, table, groups, experts, tiles, rows = ranges
-    expert = 0
-    owner = sub_u32(item, item)
-    chunk_number = div_u32(item, across)
-    if GROUPED:
-        owner = range_of_chunk(u32_of_i64(groups), table, chunk_number, lane)
-        entry = add_u32(table, shl_u32(owner, 4))
-        start = ld_shared_u32(entry)
-        length = sub_u32(ld_shared_u32(add_u32(entry, 16)), start)
-        first_chunk = ld_shared_u32(add_u32(entry, 4))
-        chunks = sub_u32(ld_shared_u32(add_u32(entry, 20)), first_chunk)
-        # Chunks of a range that share weights come one after the other.
-        place = sub_u32(item, mul_u32(first_chunk, across))
-        block = place
-        if lt_u32(1, chunks):
-            block = div_u32(place, chunks)
-        skip, count = rows_of_chunk(length, chunks, sub_u32(place, mul_u32(block, chunks)))
-        first = add_u32(start, skip)
-        expert = expert_of(expert_ids, i64_of_u32(owner), experts)
-        tile_row = 0
-        if A_LAYOUT == "tcgen":
-            tile = i64_of_u32(ld_shared_u32(add_u32(entry, 8)))
-            if A_STARTS != "none":
-                tile = load_index(tile_starts, i64_of_u32(owner), A_STARTS)
-            if tile < 0 or tile + ((i64_of_u32(length) + 127) >> 7) > tiles:
-                expert = -1
-                tile = 0
-            tile_row = (tile << 7) + i64_of_u32(skip)
-    else:
-        block = sub_u32(item, mul_u32(chunk_number, across))
-        first = mul_u32(chunk_number, CHUNK)
-        count = min_u32(sub_u32(u32_of_i64(rows), first), CHUNK)
-        tile_row = i64_of_u32(first)
-    return expert, owner, first, count, block, tile_row
-
-
 def run_of(here, matrix, steps, first_step):
     """Where this warp's steps of an item begin, and the headers before their scales."""
     expert = u32_of_i64(max(here[0], 0))
@@ -297,14 +268,6 @@ def run_of(here, matrix, steps, first_step):
     return at, mul_u32(add_u32(expert, 1), HEADER)
 
 
-def decode_of_matrix(b_decode, expert):
-    """The decode scale of a whole matrix, where it has one."""
-    if DECODE_B == "scalar" or DECODE_B == "batch":
-        return decode_of_b(b_decode, expert, 0, 0)
-    else:
-        return ZERO
-
-
 def meet(team):
     """Wait for the warps of this team, and see what they have left."""
     if TEAM == 1:
@@ -313,51 +276,6 @@ def meet(team):
         cuda.syncthreads()
     else:
         bar_sync(add_u32(team, 1), TEAM * 32)
-
-
-def row_of_item(a_rows, local, count, first, tile_row, a_stride):
-    """Where the row of A of number `local` begins, in bytes, and the row of its scales.
-
-    Beyond the count, and where there is no such row, any row: its sums are not used.
-    """
-    row_indices, input_rows = a_rows
-    local = min_u32(local, sub_u32(count, 1))
-    row = i64_of_u32(add_u32(first, local))
-    source = max(source_row(row_indices, row, input_rows), 0)
-    scale_row = source
-    if A_LAYOUT == "tcgen":
-        scale_row = tile_row + i64_of_u32(local)
-    return source * row_bytes(a_stride), scale_row
-
-
-def decode_of_column(b_decode, of_matrix, expert, n, columns):
-    """The decode scale of a column of the product; `of_matrix` is what all of them have."""
-    if DECODE_B == "row" or DECODE_B == "batch_row":
-        return decode_of_b(b_decode, expert, n, columns)
-    else:
-        return of_matrix
-
-
-def store_value(to, row, column, columns, expert, s0, s1, factors, source, owner):
-    """Finish and store a value of the result; of pairs, `s1` belongs to up."""
-    out, b_decode, e0, e1, e2, e3 = to
-    alpha, alpha_number, a_decode, rebase, of_matrix = factors
-    width = result_columns(columns)
-    factor = factor_of_row(alpha, alpha_number, a_decode, expert, source, owner)
-    gate_row = column
-    up_row = column + width
-    if PAIR == "interleaved":
-        gate_row = column * 2
-        up_row = column * 2 + 1
-    decode = decode_of_column(b_decode, of_matrix, expert, gate_row, columns)
-    v = mul_rn(mul_rn(s0, rebase), mul_rn(factor, decode))
-    if PAIR == "none":
-        v = np.float32(epilogue(v, row, column, expert, e0, e1, e2, e3))
-    else:
-        decode = decode_of_column(b_decode, of_matrix, expert, up_row, columns)
-        up = mul_rn(mul_rn(s1, rebase), mul_rn(factor, decode))
-        v = np.float32(pair_epilogue(v, up, row, column, expert, e0, e1, e2, e3))
-    store_one(out, row * width + column, v)
 
 
 def width_of_item():
@@ -399,23 +317,43 @@ def finish(to, base, a_rows, factors, here, columns, index):
                     s0 = total(base, local, shr_u32(n, 4), and_u32(n, 15))
                     s1 = s0
                 of_range = i64_of_u32(owner)
-                store_value(to, row, column, columns, expert, s0, s1, factors, source, of_range)
+                v = final_value(to, row, column, columns, expert, s0, s1, factors, source, of_range)
+                store_one(to[0], row * width + column, v)
         i = add_u32(i, TEAM * 32)
 
 
-def blank_rows_of_none(out, table, groups, rows, width):
-    """Write zeros to the rows that belong to no range."""
-    head = i64_of_u32(ld_shared_u32(table))
-    tail = i64_of_u32(ld_shared_u32(add_u32(table, shl_u32(u32_of_i64(groups), 4))))
-    k = cuda.blockIdx.x + 0
-    row = row_of_none(k, head, tail)
-    while row < rows:
-        column = cuda.threadIdx.x + 0
-        while column < width:
-            store_one(out, row * width + column, ZERO)
-            column += WARPS * 32
-        k += cuda.gridDim.x
-        row = row_of_none(k, head, tail)
+def repeat_slowly(
+    to, a_rows, operands, alpha, alpha_number, a_decode, here, columns, index, everything
+):
+    """Write an item one product after the other if its matrix is plain, or `everything` must be."""
+    expert, owner, first, count, block, tile_row = here
+    row_indices, input_rows = a_rows
+    a, a_scales, b, b_scales, depth, a_stride = operands
+    width = result_columns(columns)
+    if expert >= 0:
+        row_blocks = (columns + 15) // 16
+        header = expert * matrix_records(row_blocks, (depth + 63) // 64)
+        if everything or factor_of_matrix(b_scales, header) == ZERO:
+            of_matrix = decode_of_matrix(to[1], expert)
+            factors = (alpha, alpha_number, a_decode, ZERO, of_matrix)
+            i = index
+            while lt_u32(i, CHUNK * width_of_item()):
+                local = div_u32(i, width_of_item())
+                n = and_u32(i, width_of_item() - 1)
+                column = i64_of_u32(add_u32(mul_u32(block, width_of_item()), n))
+                row = i64_of_u32(add_u32(first, local))
+                source = -1
+                if lt_u32(local, count) and column < width:
+                    source = source_row(row_indices, row, input_rows)
+                if source >= 0:
+                    scale_row = scale_row_of(source, tile_row, local)
+                    given = (a, a_scales, b, b_scales, depth, a_stride, scale_row)
+                    of_range = i64_of_u32(owner)
+                    v = slow_value(
+                        to, row, column, columns, expert, factors, source, of_range, given
+                    )
+                    store_one(to[0], row * width + column, v)
+                i = add_u32(i, TEAM * 32)
 
 
 def matmul_decode(
@@ -500,6 +438,7 @@ def matmul_decode(
             q2, s2, r2, t2 = load_stripes(b, b_scales, run, apart, last, 2, lane)
         if SLOTS >= 4:
             q3, s3, r3, t3 = load_stripes(b, b_scales, run, apart, last, 3, lane)
+    again = sub_u32(item, item)  # 1: a matrix is plain; 3: also rows have extreme scales
     while lt_u32(item, items):
         here = locate(item, across, ranges, lane)
         expert, _, first, count, _, tile_row = here
@@ -580,9 +519,30 @@ def matmul_decode(
             extreme = some_flag(turn)
         factors = (alpha, alpha_number, a_decode, rebase, of_matrix)
         finish(to, turn, a_rows, factors, here, columns, index)
+        slowly = extreme | ((expert >= 0) & (rebase == ZERO))
+        again = or_u32(again, select_u32(slowly, select_u32(extreme, 3, 1), 0))
         # The next item leaves its sums elsewhere; the one after it behind another barrier.
         turn, other = other, turn
         item = add_u32(item, beyond)
+    if ne_u32(again, 0):
+        # What cannot be right is written again. Here, where no register is short.
+        item = add_u32(mul_u32(u32_of_i64(cuda.blockIdx.x), WARPS // TEAM), team)
+        operands = (a, a_scales, b, b_scales, depth, a_stride)
+        while lt_u32(item, items):
+            here = locate(item, across, ranges, lane)
+            repeat_slowly(
+                to,
+                a_rows,
+                operands,
+                alpha,
+                alpha_number,
+                a_decode,
+                here,
+                columns,
+                index,
+                eq_u32(again, 3),
+            )
+            item = add_u32(item, beyond)
     if GROUPED:
         blank_rows_of_none(out, table, groups, rows, result_columns(columns))
 
