@@ -142,6 +142,7 @@ UNSWIZZLE = Kernel("unswizzle", unswizzle, ("u8*", "u8*", "i64", "i64"), {"TILE"
 VARIANTS = {
     "flashinfer_tile_starts": ({"OFFSETS": "int32"},),
     "pad_offsets": ({"OFFSETS": "int32"},),
-    "swizzle": ({"TILE": 8, "ITEM": 1}, {"TILE": 128, "ITEM": 2}),
+    "swizzle": ({"TILE": 8, "ITEM": 1},),
     "unswizzle": ({"TILE": 8},),
 }
+SLOW_VARIANTS = {"swizzle": ({"TILE": 128, "ITEM": 2},)}
