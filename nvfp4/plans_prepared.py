@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from typing import Any, NamedTuple
 
 from .architectures import capability
+from .errors import UnsupportedError
 from .kernels.matmul_decode import shared_bytes
 from .launch import Launch
 from .program import Kernel
@@ -44,7 +45,18 @@ def decode(
         For the epilogue's arrays.
     args
         Of the kernel.
+
+    Raises
+    ------
+    UnsupportedError
+        Pairs in halves of a number of columns that is no multiple of 32.
     """
+    if constants["PAIR"] == "halves" and columns % 32:
+        raise UnsupportedError(
+            "an epilogue of pairs in halves needs a number of columns (N) that is a multiple of 32 "
+            f"with prepared weights; got {columns}: pass the weights that they were made of, or "
+            "interleave the pairs (halves=False)"
+        )
     cut = tile(constants, rows, columns, depth, groups, processors)
     steps = ceil_div(depth, 64)
     own = {

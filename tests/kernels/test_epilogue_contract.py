@@ -38,6 +38,10 @@ class Way(NamedTuple):
         Whether A is quantised, or plain bfloat16.
     columns
         N: what the kernel's tiles ask for.
+    large
+        Whether it is for large products.
+    prepared
+        Whether B is prepared.
     """
 
     kernel: str
@@ -46,6 +50,7 @@ class Way(NamedTuple):
     quantized: bool
     columns: int = 16
     large: bool = True
+    prepared: bool = False
 
 
 WAYS = [
@@ -59,9 +64,15 @@ WAYS = [
     Way("grouped_matmul_sm100", "sm_100a", True, True, 128),
     Way("matmul_sm120", "sm_120a", False, True),
     Way("grouped_matmul_sm120", "sm_120a", True, True),
+    Way("matmul_decode", "sm_90a", False, False, 32, prepared=True),
+    Way("matmul_decode", "sm_90a", True, False, 32, prepared=True),
 ]
 ways = pytest.mark.parametrize(
-    "way", WAYS, ids=lambda way: f"{way.kernel}-{'codes' if way.quantized else 'plain'}"
+    "way",
+    WAYS,
+    ids=lambda way: (
+        f"{way.kernel}-{'codes' if way.quantized else 'plain'}{'-groups' * way.grouped}"
+    ),
 )
 
 
@@ -103,6 +114,8 @@ def product(
         left = nvfp4.quantize(a, "nvfp4") if way.quantized else a
         right = nvfp4.quantize(stack[0], "nvfp4")
         function = nvfp4.matmul
+    if way.prepared:
+        right = nvfp4.prepare_weights(right)
     names: list[str] = []
     with nvfp4.simulate(way.arch, checks=False) as machine:
         run = machine.run
@@ -191,6 +204,12 @@ def test_rows_without_an_expert_are_zero_whatever_it_returns(way: Way) -> None:
     assert np.isposinf(got[owner >= 0]).all()
     assert (got[owner < 0].view(np.uint16) == 0).all()
     assert (owner < 0).any()
+
+
+@pytest.mark.parametrize("way", [WAYS[-1]._replace(columns=48)], ids=["48"])
+def test_halves_that_a_kernel_of_prepared_weights_cannot_pair_are_refused(way: Way) -> None:
+    with pytest.raises(nvfp4.UnsupportedError, match=r"multiple of 32.*got 48.*halves=False"):
+        product(way, nvfp4.epilogues.swiglu())
 
 
 # Names that kernels' modules use for constants and functions of their own.
