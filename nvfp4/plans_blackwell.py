@@ -8,19 +8,19 @@ from typing import Any
 from .kernels.matmul_sm100 import (
     ARCHITECTURES,
     THREADS,
-    TILE_M,
     grouped_matmul_sm100_kernel,
     matmul_sm100_kernel,
     shared_bytes,
     tile_constants,
 )
+from .kernels.sm100_layout import TILE_M
 from .launch import Launch
 from .program import Program
 from .ptx.tensor_map import PADDED
 from .tensor_maps import MapOf
 from .tiling import ceil_div
 
-__all__ = ["kind_of", "product", "tile_of"]
+__all__ = ["kind_of", "product", "swapped", "tile_of"]
 
 #: Processors of the largest card of an architecture; a block stays on each.
 PROCESSORS = {"sm_100a": 148, "sm_103a": 160}
@@ -54,6 +54,15 @@ def tile_of(kind: str, pair: str, row_tiles: int, columns: int, depth: int, bloc
     return (192 if enough else 128), tile_k
 
 
+def swapped(pair: str, rows: int, columns: int, groups: int | None) -> bool:
+    """Whether columns of the result become the rows of an instruction, and the other way round.
+
+    For few rows, 64 or fewer in a range: tiles of 64 rows and 128 columns then bring half of the
+    rows of A that tiles of 128 rows would bring, most of them for nothing.
+    """
+    return pair == "none" and columns > 64 and rows <= 64 * (groups or 1)
+
+
 def product(
     arch: str,
     constants: Mapping[str, Any],
@@ -63,6 +72,7 @@ def product(
     depth: int,
     row_tiles: int,
     experts: int | None,
+    groups: int | None,
     alignment: int,
     dtypes: tuple[str, ...],
     args: tuple[Any, ...],
@@ -78,7 +88,7 @@ def product(
     rows, columns, depth : int
     row_tiles : int
         Tiles of 128 rows; grouped: as many as ranges may need.
-    experts : int or None
+    experts, groups : int or None
         None in a dense product.
     alignment : int
         What the addresses of both operands' codes are multiples of, 32 at most; 0 where scales are
@@ -119,13 +129,17 @@ def product(
         return None
     blocks = PROCESSORS[arch]
     tile_n, tile_k = tile_of(kind, pair, row_tiles, columns, depth, blocks)
-    chosen = tile_constants(kind, tile_n, tile_k, pair)
+    swap = swapped(pair, rows, columns, groups)
+    if swap:
+        tile_n = min(tile_n, 64)
+    chosen = tile_constants(kind, tile_n, tile_k, pair, swap=swap)
     grouped = experts is not None
     kernel = (grouped_matmul_sm100_kernel if grouped else matmul_sm100_kernel)(dtypes)
     given = {**constants, **chosen, "GROUPED": grouped}
     program = kernel.program(**{name: given[name] for name in kernel.constants})
+    boxes = (given["MMA_N"], TILE_M) if swap else (TILE_M, given["MMA_N"])
     maps = (
-        ("a_map", _map("a_codes", given["A_ELEMENT"], rows, depth, TILE_M, given)),
+        ("a_map", _map("a_codes", given["A_ELEMENT"], rows, depth, boxes[0], given)),
         (
             "b_map",
             _map(
@@ -133,15 +147,16 @@ def product(
                 given["B_ELEMENT"],
                 columns * (experts or 1),
                 depth,
-                given["MMA_N"],
+                boxes[1],
                 given,
             ),
         ),
     )
-    across = ceil_div(columns // 2 if pair == "halves" else columns, given["MMA_N"])
+    across = ceil_div(columns // 2 if pair == "halves" else columns, boxes[1])
+    parts = TILE_M // tile_n if swap else 1
     return Launch(
         with_epilogue(program),
-        (min(row_tiles * across, blocks), 1, 1),
+        (min(row_tiles * across * parts, blocks), 1, 1),
         (THREADS, 1, 1),
         shared_bytes(kind, tile_n, tile_k, given["STAGES"], pair),
         ("a_map", "b_map", *(args if not grouped else (*args[:-1], row_tiles))),

@@ -1,11 +1,14 @@
 """Products of two quantised operands on Blackwell's tensor cores (tcgen05), dense and grouped.
 
 A tile of the result is 128 rows of TILE_N columns. Blocks take tiles with the grid as stride, each
-warp with one job (``sm100_jobs``): copies in, products, results. Where two sets of accumulators
-fit, the products of a tile overlap the results of the one before.
+warp with one job (``sm100_jobs``, ``sm100_results``): copies in, products, results. Where two sets
+of accumulators fit, the products of a tile overlap the results of the one before.
 
 Every element times its scale is exact, and so is each product; sums are float32 in the order and
 rounding of the tensor cores. Results are the golden model's bit for bit where sums are exact.
+
+With SWAP the instruction's 128 rows are columns of the result, and its columns rows: tiles of
+128 columns and TILE_N = 64 or 128 rows, for products of few rows. PAIR is then "none".
 
 KIND says which instruction: "nvf4" (two nvfp4), "mxf4" (two mxfp4), "mxf8" (mxfp8 and mxfp8 or
 mxfp4, whose codes are spread to 16 bytes of shared memory for 16 of them). Scales come as they lie
@@ -43,7 +46,7 @@ from ..ptx.tcgen05 import (
     tcgen05_relinquish,
 )
 from .matmul_naive import grouped_matmul_kernel, matmul_kernel
-from .sm100_jobs import finish, issue, produce
+from .sm100_jobs import issue, produce
 from .sm100_layout import (
     SCALE_TILE,
     TILE_M,
@@ -51,12 +54,15 @@ from .sm100_layout import (
     aligned_base,
     full_base,
     made_base,
+    parts_of_tile,
     tiles_across,
 )
+from .sm100_results import finish
 
 STAGES = 4
 ACCS = 2
 COLUMNS = 512
+SWAP = False
 
 THREADS = 192
 PRODUCER, ISSUER = 4, 5  # warps
@@ -91,7 +97,10 @@ def run(maps, scales, to, factors, of_groups, row_indices, shape, columns, depth
     tcgen05_fence_after_thread_sync()
     memory = i64_of_u32(ld_shared_u32(address_base(base)))
     griddepcontrol_wait()
-    total = row_tiles * tiles_across(columns)
+    total = row_tiles * tiles_across(columns) * parts_of_tile()
+    if SWAP:
+        maps = (maps[1], maps[0])
+        scales = (scales[1], scales[0])
     if warp == PRODUCER:
         produce(base, maps, scales, of_groups, shape[1], columns, depth, total)
     elif warp == ISSUER:
@@ -207,6 +216,7 @@ _OWN = {
     "STAGES": tuple(range(1, 13)),
     "ACCS": (1, 2),
     "COLUMNS": (128, 256, 512),
+    "SWAP": (False, True),
 }
 
 
@@ -255,7 +265,12 @@ def shared_bytes(kind: str, tile_n: int, tile_k: int, stages: int, pair: str) ->
 
 
 def tile_constants(
-    kind: str, tile_n: int, tile_k: int, pair: str, stages: int | None = None
+    kind: str,
+    tile_n: int,
+    tile_k: int,
+    pair: str,
+    stages: int | None = None,
+    swap: bool = False,
 ) -> dict:
     """The constants that follow from a tile's extents; as many stages as fit, if not said."""
     row = tile_k if kind == "mxf8" else tile_k // 2
@@ -276,6 +291,7 @@ def tile_constants(
         "STAGES": stages,
         "ACCS": accumulators,
         "COLUMNS": next(columns for columns in (128, 256, 512) if columns >= needed),
+        "SWAP": swap,
     }
 
 
@@ -289,9 +305,9 @@ _INDEX = {"OFFSETS": "int32", "IDS": "int32", "A_STARTS": "none", "INDICES": "no
 _INDEX |= {"STARTS": "none"}
 
 
-def _variant(kind, tile_n, tile_k, operands, grouped, pair="none"):
+def _variant(kind, tile_n, tile_k, operands, grouped, pair="none", swap=False):
     made = {**(_GROUPED | _INDEX if grouped else _DENSE), **operands, "PAIR": pair}
-    return {**made, **tile_constants(kind, tile_n, tile_k, pair), "GROUPED": grouped}
+    return {**made, **tile_constants(kind, tile_n, tile_k, pair, swap=swap), "GROUPED": grouped}
 
 
 VARIANTS = {
@@ -300,7 +316,7 @@ VARIANTS = {
         _variant("mxf8", 256, 128, _MXFP8, False),
     ),
     "grouped_matmul_sm100": (
-        _variant("mxf8", 128, 128, _MIXED, True),
+        _variant("mxf8", 64, 128, _MIXED, True, swap=True),
         _variant("mxf4", 128, 256, _MXFP4, True, "halves"),
     ),
 }
@@ -310,10 +326,12 @@ SLOW_VARIANTS = {
         _variant("nvf4", 192, 128, _NVFP4, False),
         _variant("nvf4", 256, 256, _NVFP4, False, "interleaved"),
         _variant("mxf4", 128, 256, _MXFP4, False),
+        _variant("nvf4", 64, 256, _NVFP4, False, swap=True),
     ),
     "grouped_matmul_sm100": (
         _variant("nvf4", 128, 256, _NVFP4, True, "halves"),
         _variant("mxf8", 128, 128, _MXFP8, True, "interleaved"),
+        _variant("mxf8", 128, 128, _MIXED, True),
         _variant("mxf8", 64, 256, _MIXED, True),
     ),
 }

@@ -1,87 +1,63 @@
-"""What the warps of a product with tensor memory do: bring operands, multiply, store results.
+"""What the warps of a product with tensor memory that bring operands and multiply do.
 
 Warp 4 brings codes by tensor copies and scales by bulk copies, TILE_K of the depth a stage. One
-thread of warp 5 copies the scales to tensor memory and issues the products. Warps 0 to 3 read the
-accumulators, 32 lanes each, multiply by the factors, call the epilogue and store. Three rings hand
-on: stages of shared memory (full, empty), and accumulators (made, taken). All jobs go through the
-same tiles and find out by themselves what belongs to each.
+thread of warp 5 copies the scales to tensor memory and issues the products. Warps 0 to 3
+(``sm100_results``) read the accumulators. Two rings hand on: stages of shared memory (full, empty),
+and accumulators (made, taken). All jobs go through the same tiles and find out by themselves what
+belongs to each.
 
 Compile-time constants: see ``sm100_layout`` and ``products``; A_ELEMENT, B_ELEMENT.
 """
 
 from __future__ import annotations
 
-import numpy as np
-
 from .._numba import cuda
-from ..ptx.arith import i64_of_u32, mul_rn, u32_of_i64
-from ..ptx.bits import float_as_uint, uint_as_float
 from ..ptx.bulk import bulk_load
 from ..ptx.mbarrier import (
     fence_proxy_async_shared,
-    mbarrier_arrive,
     mbarrier_arrive_expect_tx,
     mbarrier_wait_parity,
 )
 from ..ptx.memory import (
-    ld_shared_f32,
-    ld_shared_v4_u32,
     ptr_address,
     st_shared_u8,
     st_shared_u16,
-    st_shared_v4_u32,
 )
 from ..ptx.tcgen05 import (
-    st_shared_row,
     tcgen05_commit,
     tcgen05_cp_scales,
     tcgen05_fence_after_thread_sync,
-    tcgen05_fence_before_thread_sync,
-    tcgen05_ld,
     tcgen05_mma_mxf4,
     tcgen05_mma_mxf8f6f4,
     tcgen05_mma_nvf4,
-    tcgen05_wait_ld,
 )
 from ..ptx.tcgen05_descriptors import tcgen05_descriptor, tcgen05_product
 from ..ptx.tma import fence_tensormap_acquire, prefetch_tensormap, tma_load_2d
 from ..ptx.warp import elect, syncwarp
-from .elements import store_one
-from .groups import row_of_none, source_row
 from .products import (
     blocks_of,
-    decode_of_b,
-    epilogue,
-    factor_of_row,
     matrix_scales,
-    pair_epilogue,
-    result_columns,
 )
 from .sm100_layout import (
     SCALE_TILE,
     TILE_M,
-    a_scales_base,
-    a_scales_column,
-    b_base,
-    b_scales_base,
-    b_scales_column,
-    b_scales_stage,
-    columns_of_tile,
     counted,
     full_base,
     halves,
+    left_scales_base,
+    left_scales_column,
     made_base,
     next_accumulators,
     next_stage,
+    right_base,
+    right_scale_tiles,
+    right_scales_base,
+    right_scales_column,
+    right_scales_stage,
     row_bytes,
     scale_groups,
-    scale_tiles_of_b,
     step_depth,
-    strip_pitch,
-    strip_words,
-    strips_base,
     tile_of,
-    tiles_across,
 )
 
 A_ELEMENT = "e2m1"
@@ -94,22 +70,45 @@ TILE_K = 256
 MMA_N = 128
 SWIZZLE = 128
 STAGES = 4
+SWAP = False
 GROUPED = False
 
-ZERO = np.float32(0.0)
 WARP = 0xFFFFFFFF
-#: What becomes of a row of a tile.
-NOTHING, VALUES, ZEROS = 0, 1, 2
 
 
 # Warp 4: copies to shared memory -----------------------------------------------------------------
 
 
-def load_stage(base, stage, parity, k, maps, scales, place, depth):
+def counted_of_stage():
+    """Bytes of the codes of a stage that the copies count."""
+    if SWAP:
+        return counted(TILE_M, B_ELEMENT) + counted(TILE_N, A_ELEMENT)
+    else:
+        return counted(TILE_M, A_ELEMENT) + counted(TILE_N, B_ELEMENT)
+
+
+def place_of(of_rows, column, part, columns, depth):
+    """Where the operands of a tile are, for copies.
+
+    (row of the left operand, its tile of scales; row of the right one, in its matrix, the matrix's
+    first tile of scales and the last one in it.)
+    """
+    _, expert, first, _, a_tile, _, _, _ = of_rows
+    b_row = expert * columns + column
+    b_tile = expert * (matrix_scales(columns, depth, B_SCALE, "tcgen") // SCALE_TILE)
+    k_tiles = (blocks_of(depth, B_SCALE) + 3) // 4
+    if SWAP:
+        return (b_row, b_tile + column // 128 * k_tiles, first + part, part, a_tile * k_tiles, 0)
+    else:
+        last = (columns - 1) // 128
+        return (first, a_tile * k_tiles, b_row, column, b_tile, last)
+
+
+def load_stage(base, stage, parity, k, maps, scales, place, half_columns, depth):
     """Bring the codes and scales of TILE_K of the depth, from `k` stages on."""
-    a_map, b_map = maps
-    a_scales, b_scales = scales
-    first, a_tile, matrix, column, columns = place
+    left_map, right_map = maps
+    left_scales, right_scales = scales
+    left_row, left_tile, right_row, inside, right_tile, last = place
     k_tiles = (blocks_of(depth, B_SCALE) + 3) // 4
     groups = min(k_tiles - k * scale_groups(), scale_groups())
     nbytes = groups * SCALE_TILE
@@ -118,37 +117,30 @@ def load_stage(base, stage, parity, k, maps, scales, place, depth):
     # Before the copies: they may not complete a phase that does not expect them.
     mbarrier_arrive_expect_tx(
         full,
-        counted(TILE_M, A_ELEMENT)
-        + counted(TILE_N, B_ELEMENT)
-        + nbytes * (1 + halves() * scale_tiles_of_b()),
+        counted_of_stage() + nbytes * (1 + halves() * right_scale_tiles()),
     )
-    a_to = base + stage * TILE_M * row_bytes()
-    b_to = b_base(base) + stage * TILE_N * row_bytes()
+    left_to = base + stage * TILE_M * row_bytes()
+    right_to = right_base(base) + stage * TILE_N * row_bytes()
     # Coordinates of the copies: bytes of packed codes, elements of spread ones.
     for atom in range(row_bytes() // SWIZZLE):
         x = k * row_bytes() + atom * SWIZZLE
-        tma_load_2d(a_to + atom * TILE_M * SWIZZLE, ptr_address(a_map, 0), x, first, full)
+        to = left_to + atom * TILE_M * SWIZZLE
+        tma_load_2d(to, ptr_address(left_map, 0), x, left_row, full)
         for half in range(halves()):
-            tma_load_2d(
-                b_to + half * MMA_N * row_bytes() + atom * MMA_N * SWIZZLE,
-                ptr_address(b_map, 0),
-                x,
-                matrix * columns + column + half * (columns // 2),
-                full,
-            )
-    at = (a_tile * k_tiles + k * scale_groups()) * SCALE_TILE
-    to = a_scales_base(base) + stage * scale_groups() * SCALE_TILE
-    bulk_load(to, ptr_address(a_scales, at), nbytes, full)
-    of_matrix = matrix * matrix_scales(columns, depth, B_SCALE, "tcgen")
-    last = (columns - 1) // 128
-    to = b_scales_base(base) + stage * b_scales_stage()
+            to = right_to + half * MMA_N * row_bytes() + atom * MMA_N * SWIZZLE
+            y = right_row + half * half_columns
+            tma_load_2d(to, ptr_address(right_map, 0), x, y, full)
+    at = (left_tile + k * scale_groups()) * SCALE_TILE
+    to = left_scales_base(base) + stage * scale_groups() * SCALE_TILE
+    bulk_load(to, ptr_address(left_scales, at), nbytes, full)
+    to = right_scales_base(base) + stage * right_scales_stage()
     for half in range(halves()):
-        n_tile = (column + half * (columns // 2)) // 128
-        for i in range(scale_tiles_of_b()):
-            at = (min(n_tile + i, last) * k_tiles + k * scale_groups()) * SCALE_TILE
+        n_tile = (inside + half * half_columns) // 128
+        for i in range(right_scale_tiles()):
+            tile = right_tile + min(n_tile + i, last) * k_tiles + k * scale_groups()
             bulk_load(
-                to + (half * scale_tiles_of_b() + i) * scale_groups() * SCALE_TILE,
-                ptr_address(b_scales, of_matrix + at),
+                to + (half * right_scale_tiles() + i) * scale_groups() * SCALE_TILE,
+                ptr_address(right_scales, tile * SCALE_TILE),
                 nbytes,
                 full,
             )
@@ -162,20 +154,18 @@ def produce(base, maps, scales, of_groups, rows, columns, depth, total):
         prefetch_tensormap(ptr_address(maps[0], 0))
         prefetch_tensormap(ptr_address(maps[1], 0))
     syncwarp(WARP)
-    across = tiles_across(columns)
     steps = (depth + TILE_K - 1) // TILE_K
     stage = 0
     parity = 0
     work = cuda.blockIdx.x + 0
     while work < total:
-        live, expert, first, _, a_tile, _, _, _ = tile_of(work // across, of_groups, rows)
-        column = work % across * columns_of_tile()
-        if live:
+        of_rows, column, part = tile_of(work, of_groups, rows, columns)
+        if of_rows[0]:
             if elect(WARP):
-                place = (first, a_tile, expert, column, columns)
+                place = place_of(of_rows, column, part, columns, depth)
                 for k in range(steps):
                     at, turn = next_stage(stage, parity, k)
-                    load_stage(base, at, turn, k, maps, scales, place, depth)
+                    load_stage(base, at, turn, k, maps, scales, place, columns // 2, depth)
             stage, parity = next_stage(stage, parity, steps)
         work += cuda.gridDim.x
 
@@ -189,6 +179,8 @@ def product_word():
         return tcgen05_product("mxf4nvf4", 16, "e2m1", "e2m1", "ue4m3", MMA_N)
     elif KIND == "mxf4":
         return tcgen05_product("mxf4", 32, "e2m1", "e2m1", "ue8m0", MMA_N)
+    elif SWAP:
+        return tcgen05_product("mxf8f6f4", 32, B_ELEMENT, A_ELEMENT, "ue8m0", MMA_N)
     else:
         return tcgen05_product("mxf8f6f4", 32, A_ELEMENT, B_ELEMENT, "ue8m0", MMA_N)
 
@@ -226,63 +218,66 @@ def multiply(d, a, b, word, a_scales, b_scales, accumulate):
 
 def copy_scales(base, stage, memory, groups):
     """The scales of a stage to tensor memory."""
-    source = a_scales_base(base) + stage * scale_groups() * SCALE_TILE
+    source = left_scales_base(base) + stage * scale_groups() * SCALE_TILE
     for group in range(scale_groups()):
         if group < groups:
             descriptor = tcgen05_descriptor(source + group * SCALE_TILE, 0, 16, 128)
-            tcgen05_cp_scales(a_scales_column(memory) + 4 * group, descriptor)
-    source = b_scales_base(base) + stage * b_scales_stage()
+            tcgen05_cp_scales(left_scales_column(memory) + 4 * group, descriptor)
+    source = right_scales_base(base) + stage * right_scales_stage()
     for half in range(halves()):
         for group in range(scale_groups()):
-            for i in range(scale_tiles_of_b()):
+            for i in range(right_scale_tiles()):
                 if group < groups:
-                    tile = half * scale_tiles_of_b() + i
+                    tile = half * right_scale_tiles() + i
                     descriptor = tcgen05_descriptor(
                         source + (tile * scale_groups() + group) * SCALE_TILE, 0, 16, 128
                     )
                     # A group's tiles side by side: columns for all rows of a product.
-                    at = (half * scale_groups() + group) * scale_tiles_of_b() + i
-                    tcgen05_cp_scales(b_scales_column(memory) + 4 * at, descriptor)
+                    at = (half * scale_groups() + group) * right_scale_tiles() + i
+                    tcgen05_cp_scales(right_scales_column(memory) + 4 * at, descriptor)
 
 
-def multiply_stage(base, stage, memory, accumulators, k, column, columns, depth):
-    """Products of a stage; the first of a tile begin its sums."""
+def multiply_stage(base, stage, memory, accumulators, k, inside, half_columns, depth):
+    """Products of a stage; the first of a tile begin its sums.
+
+    `inside`: the first row of the right operand in its matrix, or in its tile of scales.
+    """
     left = depth - k * TILE_K
     groups = min((blocks_of(left, B_SCALE) + 3) // 4, scale_groups())
     copy_scales(base, stage, memory, groups)
     word = product_word()
     a = tcgen05_descriptor(base + stage * TILE_M * row_bytes(), SWIZZLE, 16, 8 * SWIZZLE)
-    b_at = b_base(base) + stage * TILE_N * row_bytes()
+    b_at = right_base(base) + stage * TILE_N * row_bytes()
     for step in range(TILE_K // step_depth()):
         if step * step_depth() < left:
             # 32 bytes on in an atom; then the next atom. In units of 16 bytes.
             atom = step * 32 // SWIZZLE
-            inside = step * 32 % SWIZZLE // 16
-            to_a = atom * TILE_M * SWIZZLE // 16 + inside
-            to_b = atom * MMA_N * SWIZZLE // 16 + inside
+            further = step * 32 % SWIZZLE // 16
+            to_a = atom * TILE_M * SWIZZLE // 16 + further
+            to_b = atom * MMA_N * SWIZZLE // 16 + further
             group = group_of_step(step)
             for half in range(halves()):
                 b = tcgen05_descriptor(b_at + half * MMA_N * row_bytes(), SWIZZLE, 16, 8 * SWIZZLE)
-                # A tile of columns may begin at row 64 of a tile of scales.
-                inside_tile = (column + half * (columns // 2)) % 128 // 32
-                scales = (half * scale_groups() + group) * scale_tiles_of_b() * 4
+                # A tile may begin at row 64 of a tile of scales.
+                inside_tile = (inside + half * half_columns) % 128 // 32
+                scales = (half * scale_groups() + group) * right_scale_tiles() * 4
                 multiply(
                     accumulators + half * MMA_N,
                     a + to_a,
                     b + to_b,
                     word | place_in_group(step),
-                    a_scales_column(memory) + 4 * group,
-                    b_scales_column(memory) + scales + inside_tile,
+                    left_scales_column(memory) + 4 * group,
+                    right_scales_column(memory) + scales + inside_tile,
                     k > 0 or step > 0,
                 )
 
 
-def multiply_next(base, stage, parity, memory, acc, k, column, columns, depth):
+def multiply_next(base, stage, parity, memory, acc, k, inside, half_columns, depth):
     """Wait for a stage, multiply, and say when it has been read."""
     full = full_base(base) + 8 * stage
     mbarrier_wait_parity(full, parity)
     tcgen05_fence_after_thread_sync()
-    multiply_stage(base, stage, memory, memory + acc * TILE_N, k, column, columns, depth)
+    multiply_stage(base, stage, memory, memory + acc * TILE_N, k, inside, half_columns, depth)
     tcgen05_commit(full + 8 * STAGES)
 
 
@@ -309,10 +304,10 @@ def clear_padding(base, stage, parity, k, depth):
     """The same of a stage, which is the last of the rows; the whole warp, before the copies."""
     mbarrier_wait_parity(full_base(base) + 8 * stage, parity)
     group = (blocks_of(depth - k * TILE_K, B_SCALE) + 3) // 4 - 1
-    tile = a_scales_base(base) + (stage * scale_groups() + group) * SCALE_TILE
+    tile = left_scales_base(base) + (stage * scale_groups() + group) * SCALE_TILE
     clear_scales(tile, depth)
-    first = b_scales_base(base) + stage * b_scales_stage()
-    for i in range(halves() * scale_tiles_of_b()):
+    first = right_scales_base(base) + stage * right_scales_stage()
+    for i in range(halves() * right_scale_tiles()):
         clear_scales(first + (i * scale_groups() + group) * SCALE_TILE, depth)
     fence_proxy_async_shared()
     syncwarp(WARP)
@@ -320,7 +315,6 @@ def clear_padding(base, stage, parity, k, depth):
 
 def issue(base, memory, of_groups, rows, columns, depth, total):
     """What the warp that multiplies does."""
-    across = tiles_across(columns)
     steps = (depth + TILE_K - 1) // TILE_K
     ragged = is_ragged(depth)
     whole = steps - 1 if ragged else steps
@@ -330,161 +324,24 @@ def issue(base, memory, of_groups, rows, columns, depth, total):
     acc_parity = 0
     work = cuda.blockIdx.x + 0
     while work < total:
-        live, _, _, _, _, _, _, _ = tile_of(work // across, of_groups, rows)
-        column = work % across * columns_of_tile()
-        if live:
+        of_rows, column, part = tile_of(work, of_groups, rows, columns)
+        inside = part if SWAP else column
+        if of_rows[0]:
             made = made_base(base) + 8 * acc
             if elect(WARP):
                 mbarrier_wait_parity(made + 16, acc_parity ^ 1)
                 tcgen05_fence_after_thread_sync()
                 for k in range(whole):
                     at, turn = next_stage(stage, parity, k)
-                    multiply_next(base, at, turn, memory, acc, k, column, columns, depth)
+                    multiply_next(base, at, turn, memory, acc, k, inside, columns // 2, depth)
                 if not ragged:
                     tcgen05_commit(made)
             if ragged:
                 at, turn = next_stage(stage, parity, whole)
                 clear_padding(base, at, turn, whole, depth)
                 if elect(WARP):
-                    multiply_next(base, at, turn, memory, acc, whole, column, columns, depth)
+                    multiply_next(base, at, turn, memory, acc, whole, inside, columns // 2, depth)
                     tcgen05_commit(made)
             stage, parity = next_stage(stage, parity, steps)
-            acc, acc_parity = next_accumulators(acc, acc_parity)
-        work += cuda.gridDim.x
-
-
-# Warps 0 to 3: accumulators to results -----------------------------------------------------------
-
-
-def row_fate(local, facts, input_rows, rows, row_indices):
-    """What becomes of a row of a tile: (fate, row of the result, row of A)."""
-    _, expert, first, count, _, owner, head, tail = facts
-    row = first + local
-    fate = NOTHING
-    if GROUPED:
-        if local < count:
-            if owner < 0:
-                row = row_of_none(row, head, tail)
-            if row < rows:
-                fate = ZEROS
-                if expert >= 0 and source_row(row_indices, row, input_rows) >= 0:
-                    fate = VALUES
-    elif local < count:
-        fate = VALUES
-    return fate, row
-
-
-def store_element(out, at, v, w, factor, factors_of_b, row, column, expert, e0, e1, e2, e3):
-    """One element of the result, of a sum or a pair of sums."""
-    db0, db1 = factors_of_b
-    v = mul_rn(v, mul_rn(factor, db0))
-    if PAIR == "none":
-        v = np.float32(epilogue(v, row, column, expert, e0, e1, e2, e3))
-    else:
-        w = mul_rn(w, mul_rn(factor, db1))
-        v = np.float32(pair_epilogue(v, w, row, column, expert, e0, e1, e2, e3))
-    store_one(out, at, v)
-
-
-def store_strip(strip, lane, to, width, n, columns, expert):
-    """Store 32 columns of 32 rows: a row after the other, a lane a column, `n` of the result."""
-    out, b_decode, e0, e1, e2, e3 = to
-    if n < width:
-        db0 = ZERO
-        db1 = ZERO
-        if expert >= 0:
-            if PAIR == "none":
-                db0 = decode_of_b(b_decode, expert, n, columns)
-            elif PAIR == "halves":
-                db0 = decode_of_b(b_decode, expert, n, columns)
-                db1 = decode_of_b(b_decode, expert, n + width, columns)
-            else:
-                db0 = decode_of_b(b_decode, expert, 2 * n, columns)
-                db1 = decode_of_b(b_decode, expert, 2 * n + 1, columns)
-        for r in range(32):
-            line = strip + r * strip_pitch()
-            words = ld_shared_v4_u32(line + 4 * strip_words())
-            row = i64_of_u32(words[1])
-            at = row * width + n
-            if words[0] == VALUES:
-                factor = uint_as_float(words[2])
-                if PAIR == "none":
-                    v = ld_shared_f32(line + 4 * lane)
-                    w = ZERO
-                elif PAIR == "halves":
-                    v = ld_shared_f32(line + 4 * lane)
-                    w = ld_shared_f32(line + 128 + 4 * lane)
-                else:
-                    v = ld_shared_f32(line + 8 * lane)
-                    w = ld_shared_f32(line + 8 * lane + 4)
-                dbs = (db0, db1)
-                store_element(out, at, v, w, factor, dbs, row, n, expert, e0, e1, e2, e3)
-            elif words[0] == ZEROS:
-                store_one(out, at, ZERO)
-
-
-def take_strip(strip, lane, accumulators, chunk):
-    """A warp's 32 lanes of 32 columns, or of 32 pairs of columns, to its strip."""
-    line = strip + lane * strip_pitch()
-    if PAIR == "none":
-        acc = tcgen05_wait_ld(tcgen05_ld(accumulators + 32 * chunk, 32))
-        st_shared_row(line, acc)
-    elif PAIR == "halves":
-        acc = tcgen05_wait_ld(tcgen05_ld(accumulators + 32 * chunk, 32))
-        st_shared_row(line, acc)
-        acc = tcgen05_wait_ld(tcgen05_ld(accumulators + MMA_N + 32 * chunk, 32))
-        st_shared_row(line + 128, acc)
-    else:
-        acc = tcgen05_wait_ld(tcgen05_ld(accumulators + 64 * chunk, 32))
-        st_shared_row(line, acc)
-        acc = tcgen05_wait_ld(tcgen05_ld(accumulators + 64 * chunk + 32, 32))
-        st_shared_row(line + 128, acc)
-
-
-def finish(base, memory, warp, lane, to, factors, of_groups, row_indices, shape, columns, total):
-    """What the warps that store do."""
-    input_rows, rows = shape
-    alpha, alpha_number, a_decode = factors
-    across = tiles_across(columns)
-    width = result_columns(columns)
-    wide = columns_of_tile() // 2 if PAIR == "interleaved" else columns_of_tile()
-    strip = strips_base(base) + warp * 32 * strip_pitch()
-    mine = memory + (warp << 21)
-    acc = 0
-    acc_parity = 0
-    work = cuda.blockIdx.x + 0
-    while work < total:
-        facts = tile_of(work // across, of_groups, rows)
-        live = facts[0]
-        expert = facts[1]
-        owner = facts[5]
-        fate, row = row_fate(warp * 32 + lane, facts, input_rows, rows, row_indices)
-        factor = ZERO
-        if fate == VALUES:
-            factor = factor_of_row(alpha, alpha_number, a_decode, expert, row, owner)
-        first = work % across * wide
-        chunks = (min(width - first, wide) + 31) // 32
-        # All lanes have read the strip of the tile before.
-        syncwarp(WARP)
-        words = (u32_of_i64(fate), u32_of_i64(row), float_as_uint(factor))
-        line = strip + lane * strip_pitch() + 4 * strip_words()
-        st_shared_v4_u32(line, words[0], words[1], words[2], 0)
-        made = made_base(base) + 8 * acc
-        if live:
-            mbarrier_wait_parity(made, acc_parity)
-            tcgen05_fence_after_thread_sync()
-        for chunk in range(chunks):
-            if live:
-                take_strip(strip, lane, mine + acc * TILE_N, chunk)
-                if chunk == chunks - 1:
-                    tcgen05_fence_before_thread_sync()
-                    syncwarp(WARP)
-                    if elect(WARP):
-                        mbarrier_arrive(made + 16)
-            syncwarp(WARP)
-            n = first + 32 * chunk + lane
-            store_strip(strip, lane, to, width, n, columns, expert)
-            syncwarp(WARP)
-        if live:
             acc, acc_parity = next_accumulators(acc, acc_parity)
         work += cuda.gridDim.x

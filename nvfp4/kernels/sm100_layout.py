@@ -1,11 +1,13 @@
 """Tiles of the products with tensor memory: their extents, where their parts are, whose they are.
 
-What the jobs of ``sm100_jobs`` share. A stage of shared memory is TILE_K of the depth of 128 rows
-of A and TILE_N of B, in atoms of SWIZZLE bytes of a row, and their scales as they lie in the tcgen
-layout, 512 bytes for 128 rows of 4 scales. Tensor memory has ACCS accumulators of TILE_N columns,
-then the scales of a stage of A and of B.
+What the jobs of ``sm100_jobs`` share. An instruction has a *left* operand of 128 rows, one a lane
+of tensor memory, and a *right* one of up to 256, a column each: A and B, or, with SWAP, B and A. A
+stage of shared memory is TILE_K of the depth of 128 rows of the left and TILE_N of the right, in
+atoms of SWIZZLE bytes of a row, and their scales as they lie in the tcgen layout, 512 bytes for 128
+rows of 4 scales. Tensor memory has ACCS accumulators of TILE_N columns, then the scales of a stage
+of the left and of the right.
 
-Compile-time constants: KIND, TILE_N, TILE_K, MMA_N, SWIZZLE, STAGES, ACCS, GROUPED: see
+Compile-time constants: KIND, TILE_N, TILE_K, MMA_N, SWIZZLE, STAGES, ACCS, SWAP, GROUPED: see
 ``matmul_sm100``; B_SCALE, PAIR, A_STARTS and those of ``groups``.
 """
 
@@ -24,6 +26,7 @@ MMA_N = 128
 SWIZZLE = 128
 STAGES = 4
 ACCS = 2
+SWAP = False
 GROUPED = False
 
 TILE_M = 128
@@ -65,8 +68,8 @@ def halves():
         return 1
 
 
-def scale_tiles_of_b():
-    """Tiles of scales that a product's rows of B lie in."""
+def right_scale_tiles():
+    """Tiles of scales that the rows of a product's right operand lie in."""
     return (MMA_N + 127) // 128
 
 
@@ -99,29 +102,29 @@ def aligned_base():
     return (i64_of_u32(shared_base()) + 1023) // 1024 * 1024
 
 
-def b_base(base):
-    """Codes of B."""
+def right_base(base):
+    """Codes of the right operand."""
     return base + STAGES * TILE_M * row_bytes()
 
 
-def a_scales_base(base):
-    """Scales of A."""
-    return b_base(base) + STAGES * TILE_N * row_bytes()
+def left_scales_base(base):
+    """Scales of the left operand."""
+    return right_base(base) + STAGES * TILE_N * row_bytes()
 
 
-def b_scales_base(base):
-    """Scales of B."""
-    return a_scales_base(base) + STAGES * scale_groups() * SCALE_TILE
+def right_scales_base(base):
+    """Scales of the right operand."""
+    return left_scales_base(base) + STAGES * scale_groups() * SCALE_TILE
 
 
-def b_scales_stage():
-    """Bytes of a stage of scales of B."""
-    return halves() * scale_tiles_of_b() * scale_groups() * SCALE_TILE
+def right_scales_stage():
+    """Bytes of a stage of scales of the right operand."""
+    return halves() * right_scale_tiles() * scale_groups() * SCALE_TILE
 
 
 def strips_base(base):
     """Strips of accumulators, one a warp."""
-    return b_scales_base(base) + STAGES * b_scales_stage()
+    return right_scales_base(base) + STAGES * right_scales_stage()
 
 
 def full_base(base):
@@ -139,14 +142,14 @@ def address_base(base):
     return made_base(base) + 32
 
 
-def a_scales_column(memory):
-    """First column of the scales of A."""
+def left_scales_column(memory):
+    """First column of the scales of the left operand."""
     return memory + ACCS * TILE_N
 
 
-def b_scales_column(memory):
-    """First column of the scales of B."""
-    return a_scales_column(memory) + 4 * scale_groups()
+def right_scales_column(memory):
+    """First column of the scales of the right operand."""
+    return left_scales_column(memory) + 4 * scale_groups()
 
 
 # Tiles of the result -----------------------------------------------------------------------------
@@ -154,7 +157,10 @@ def b_scales_column(memory):
 
 def columns_of_tile():
     """Columns of the product from one tile to the next; "halves": of the result."""
-    return MMA_N
+    if SWAP:
+        return TILE_M
+    else:
+        return MMA_N
 
 
 def tiles_across(columns):
@@ -162,7 +168,15 @@ def tiles_across(columns):
     if PAIR == "halves":
         return (columns // 2 + MMA_N - 1) // MMA_N
     else:
-        return (columns + MMA_N - 1) // MMA_N
+        return (columns + columns_of_tile() - 1) // columns_of_tile()
+
+
+def parts_of_tile():
+    """Tiles that the 128 rows of a tile of scales of A are."""
+    if SWAP:
+        return TILE_M // TILE_N
+    else:
+        return 1
 
 
 def dense_tile(tile, rows):
@@ -196,15 +210,27 @@ def grouped_tile(tile, row_offsets, expert_ids, tile_starts, groups, experts, ro
     return expert >= 0 and count > 0, expert, first, count, a_tile, owner, head, tail
 
 
-def tile_of(tile, of_groups, rows):
-    """What belongs to a tile of rows; `of_groups` as the grouped kernel makes it."""
+def tile_of(work, of_groups, rows, columns):
+    """What belongs to a tile of the result; `of_groups` as the grouped kernel makes it.
+
+    Returns what :func:`grouped_tile` says of its 128 rows, then its first column, and of the rows
+    the first. Tiles of the same 128 rows follow each other.
+    """
+    each = tiles_across(columns) * parts_of_tile()
+    tile = work // each
+    rest = work - tile * each
+    column = rest // parts_of_tile()
+    part = (rest - column * parts_of_tile()) * TILE_N
     if GROUPED:
         row_offsets, expert_ids, tile_starts, groups, experts, tiles = of_groups
-        return grouped_tile(
+        live, expert, first, count, a_tile, owner, head, tail = grouped_tile(
             tile, row_offsets, expert_ids, tile_starts, groups, experts, rows, tiles
         )
     else:
-        return dense_tile(tile, rows)
+        live, expert, first, count, a_tile, owner, head, tail = dense_tile(tile, rows)
+    live = live and part < count
+    of_rows = (live, expert, first, count, a_tile, owner, head, tail)
+    return of_rows, column * columns_of_tile(), part
 
 
 def next_stage(stage, parity, count):

@@ -35,23 +35,30 @@ class Case(NamedTuple):
     tile: tuple[int, int] | None = None
     blocks: int = 2
     options: Mapping[str, Any] = MappingProxyType({})
+    swap: bool = False
 
     @property
     def id(self) -> str:
         rows = self.rows if isinstance(self.rows, int) else "+".join(map(str, self.rows))
         tile = "" if self.tile is None else f"-tile{self.tile[0]}x{self.tile[1]}"
-        more = "".join(f"-{name}" for name in self.options)
+        more = "".join(f"-{name}" for name in self.options) + "-swapped" * self.swap
         return f"{self.pair}-{rows}x{self.columns}x{self.depth}{tile}-{self.blocks}{more}"
 
 
 @contextmanager
-def planned(tile: tuple[int, int] | None, blocks: int) -> Iterator[None]:
-    """Products of any size by these kernels, with tiles of these extents, by so many blocks."""
+def planned(tile: tuple[int, int] | None, blocks: int, swap: bool | None = False) -> Iterator[None]:
+    """Products of any size by these kernels, with tiles of these extents, by so many blocks.
+
+    `tile` and `swap` None: as the plan has them.
+    """
     saved = plans_products._FEW_PRODUCTS, plans_blackwell.tile_of, plans_blackwell.PROCESSORS
+    saved_swap = plans_blackwell.swapped
     plans = (plans_products.matmul, plans_products.grouped_matmul)
     plans_products._FEW_PRODUCTS = 1
     if tile is not None:
         plans_blackwell.tile_of = lambda *facts: tile
+    if swap is not None:
+        plans_blackwell.swapped = lambda *facts: swap
     plans_blackwell.PROCESSORS = dict.fromkeys(saved[2], blocks)
     for plan in plans:
         plan.cache_clear()
@@ -59,6 +66,7 @@ def planned(tile: tuple[int, int] | None, blocks: int) -> Iterator[None]:
         yield
     finally:
         plans_products._FEW_PRODUCTS, plans_blackwell.tile_of, plans_blackwell.PROCESSORS = saved
+        plans_blackwell.swapped = saved_swap
         for plan in plans:
             plan.cache_clear()
 
@@ -135,7 +143,7 @@ def simulated(
     expected = np.asarray(function(a, b, **options))
     out = np.full(expected.shape, 77, expected.dtype)
     names = []
-    with planned(case.tile, case.blocks):
+    with planned(case.tile, case.blocks, case.swap):
         with nvfp4.simulate(arch, schedule=schedule, checks=checks) as machine:
             run = machine.run
             machine.run = lambda *a, **k: (names.append(k["name"]), run(*a, **k))[1]

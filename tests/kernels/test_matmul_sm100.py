@@ -40,6 +40,11 @@ CASES = [
     Case("nvfp4", 3, 256, 128, None, 1, SWIGLU),
     Case("mxfp4", 3, 512, 96, (256, 128), 1, SWIGLU),
     Case("mxfp8", 3, 200, 96, None, 1, INTERLEAVED),
+    Case("nvfp4", 5, 200, 352, (64, 256), 1, {}, True),
+    Case("mxfp4", 100, 136, 128, (64, 128), 2, {}, True),
+    Case("mxfp8-mxfp4", 3, 264, 256, (128, 128), 1, {}, True),
+    Case("mxfp8", (2, 0, 70), 128, 96, (64, 128), 2, {}, True),
+    Case("mxfp8-mxfp4", (1, 3), 130, 128, (64, 128), 1, {}, True),
     Case("nvfp4", (3, 0, 130, 2), 72, 128, (64, 128), 2),
     Case("mxfp4", (1, 5), 200, 32, (192, 128), 1),
     Case("mxfp8-mxfp4", (2, 0, 3), 128, 128, None, 3),
@@ -58,6 +63,7 @@ def test_exact_sums_give_the_golden_bits(case: Case) -> None:
     [
         Case("nvfp4", (3, 0, 2), 130, 320, (64, 128), 1),
         Case("mxfp8-mxfp4", 3, 130, 384, (64, 128), 1),
+        Case("mxfp4", (3, 70), 130, 96, (64, 128), 1, {}, True),
     ],
     ids=lambda case: case.id,
 )
@@ -65,11 +71,12 @@ def test_whatever_the_schedule(case: Case, schedule: int) -> None:
     same(*simulated(case, schedule))
 
 
-def test_ranges_without_an_expert_and_rows_without_a_range_are_zero() -> None:
+@pytest.mark.parametrize("swap", [False, True])
+def test_ranges_without_an_expert_and_rows_without_a_range_are_zero(swap: bool) -> None:
     ids = np.array([1, -1, 0, -2], np.int32)
     alpha = np.array([1, 2, 4], np.float32)
     options = {"expert_ids": ids, "alpha": alpha, "experts": 3, "rows_of_none": 5}
-    case = Case("nvfp4", (3, 4, 2, 1), 72, 64, (64, 128), 1, options)
+    case = Case("nvfp4", (3, 4, 2, 1), 72, 64, (64, 128), 1, options, swap)
     got, expected = simulated(case)
     same(got, expected)
     assert (got[3:7] == 0).all() and (got[9:] == 0).all() and got[7:9].any() and got[:3].any()
@@ -233,3 +240,11 @@ def test_the_picture_of_the_documentation_can_be_drawn(tmp_path: Path) -> None:
         assert f">{row}</text>" in text
     # Products of four steps of a stage, four stages a tile, three tiles.
     assert text.count('height="18"') > 3 * 4 * 4
+
+
+def test_columns_become_rows_where_rows_are_few() -> None:
+    assert plans_blackwell.swapped("none", 64, 4096, None)
+    assert plans_blackwell.swapped("none", 512, 4096, 8)
+    assert not plans_blackwell.swapped("none", 65, 4096, None)
+    assert not plans_blackwell.swapped("halves", 16, 4096, 8)
+    assert not plans_blackwell.swapped("none", 16, 64, None)

@@ -35,9 +35,10 @@ PAIRS = Case("mxfp4", 3, 256, 192, (128, 128), 1, {"epilogue": nvfp4.epilogues.s
 RAGGED = Case("mxfp4", 3, 190, 160, (64, 128), 1)
 CASES = {"NVFP4": NVFP4, "MIXED": MIXED, "WIDE": WIDE, "HALF": HALF, "PAIRS": PAIRS}
 CASES["RAGGED"] = RAGGED
+CASES["SWAPPED"] = Case("mxfp8", 70, 130, 64, (64, 128), 1, {}, True)
 STAGES = 2
 #: The kernel's files, each of which imports from those before it.
-MODULES = ("sm100_layout", "sm100_jobs", "matmul_sm100")
+MODULES = ("sm100_layout", "sm100_jobs", "sm100_results", "matmul_sm100")
 
 
 class Plant(NamedTuple):
@@ -53,9 +54,15 @@ class Plant(NamedTuple):
 
 FULL_WAIT = "mbarrier_wait_parity(full, parity)\n    tcgen05_fence_after_thread_sync()"
 PROLOGUE = "tcgen05_relinquish()\n    tcgen05_fence_before_thread_sync()"
-MADE_WAIT = "mbarrier_wait_parity(made, acc_parity)\n            tcgen05_fence_after_thread_sync()"
-TAKEN = "tcgen05_fence_before_thread_sync()\n                    syncwarp(WARP)"
-STORED = "mbarrier_arrive(made + 16)\n            syncwarp(WARP)"
+MADE_WAIT = (
+    "line = strip + lane * strip_pitch()\n"
+    "    note_row(line, warp * 32 + lane, of_rows, factors, row_indices, shape)\n"
+    "    if live:\n        mbarrier_wait_parity(made, parity)\n"
+    "        tcgen05_fence_after_thread_sync()"
+)
+MADE_FENCE = "        tcgen05_fence_after_thread_sync()"
+TAKEN = "tcgen05_fence_before_thread_sync()\n    syncwarp(WARP)\n    if elect(WARP):"
+LAST = "                taken(made)\n        syncwarp(WARP)\n        store_strip"
 LOADED = (
     "acc = tcgen05_wait_ld(tcgen05_ld(accumulators + 32 * chunk, 32))\n"
     "        st_shared_row(line, acc)\n    elif"
@@ -96,7 +103,7 @@ TABLE = [
     ),
     Plant(
         "scales_not_expected",
-        "+ nbytes * (1 + halves() * scale_tiles_of_b()),",
+        "+ nbytes * (1 + halves() * right_scale_tiles()),",
         "+ nbytes,",
         sim.NotAwaited,
         "",
@@ -126,21 +133,21 @@ TABLE = [
     Plant(
         "no_wait_for_made",
         MADE_WAIT,
-        "tcgen05_fence_after_thread_sync()",
+        MADE_WAIT.replace("mbarrier_wait_parity(made, parity)", "pass"),
         sim.UnwrittenRead,
         "to load them",
     ),
     Plant(
         "made_without_fence",
         MADE_WAIT,
-        "mbarrier_wait_parity(made, acc_parity)",
+        MADE_WAIT.replace(MADE_FENCE, ""),
         sim.MissingFence,
         "fence::after_thread_sync",
     ),
     Plant(
         "made_parity",
-        "mbarrier_wait_parity(made, acc_parity)",
-        "mbarrier_wait_parity(made, acc_parity ^ 1)",
+        MADE_WAIT,
+        MADE_WAIT.replace("(made, parity)", "(made, parity ^ 1)"),
         sim.UnwrittenRead,
         "to load them",
     ),
@@ -162,14 +169,14 @@ TABLE = [
     Plant(
         "stage_empty_by_arrival",
         "tcgen05_commit(full + 8 * STAGES)",
-        "mbarrier_arrive(full + 8 * STAGES)",
+        "mbarrier_arrive_expect_tx(full + 8 * STAGES, 0)",
         sim.NotAwaited,
         "tcgen05.commit",
     ),
     Plant(
         "made_by_arrival",
         "if not ragged:\n                    tcgen05_commit(made)",
-        "if not ragged:\n                    mbarrier_arrive(made)",
+        "if not ragged:\n                    mbarrier_arrive_expect_tx(made, 0)",
         sim.NotAwaited,
         "tcgen05.commit",
     ),
@@ -226,8 +233,8 @@ TABLE = [
     Plant("address_without_fence", PROLOGUE, "tcgen05_relinquish()", sim.MissingFence, "allocated"),
     Plant(
         "columns_out_of_bounds",
-        "memory + acc * TILE_N, k, column",
-        "memory + acc * TILE_N + 384, k, column",
+        "memory + acc * TILE_N, k, inside",
+        "memory + acc * TILE_N + 384, k, inside",
         sim.OutOfBounds,
         "columns",
         "WIDE",
@@ -241,8 +248,8 @@ TABLE = [
     ),
     Plant(
         "scales_of_the_next_group",
-        "a_scales_column(memory) + 4 * group,\n                    b_scales",
-        "a_scales_column(memory) + 4 * group + 4,\n                    b_scales",
+        "left_scales_column(memory) + 4 * group,\n                    right",
+        "left_scales_column(memory) + 4 * group + 4,\n                    right",
         None,
     ),
     Plant(
@@ -269,16 +276,26 @@ TABLE = [
         "wait::ld",
     ),
     Plant(
-        "taken_without_fence", TAKEN, "syncwarp(WARP)", sim.NotAwaited, "fence::before_thread_sync"
+        "taken_without_fence",
+        TAKEN,
+        "syncwarp(WARP)\n    if elect(WARP):",
+        sim.NotAwaited,
+        "fence::before_thread_sync",
     ),
     Plant(
         "taken_before_the_last_load",
-        "if chunk == chunks - 1:",
-        "if chunk == 0:",
+        "if chunk == chunks - 1:\n" + LAST,
+        "if chunk == 0:\n" + LAST,
         sim.NotAwaited,
         "",
     ),
-    Plant("strip_read_early", STORED, "mbarrier_arrive(made + 16)", sim.DataRace, "syncwarp"),
+    Plant(
+        "strip_read_early",
+        LAST,
+        LAST.replace("        syncwarp(WARP)\n", ""),
+        sim.DataRace,
+        "syncwarp",
+    ),
     # Descriptors
     Plant(
         "operand_of_wgmma",
@@ -393,6 +410,26 @@ TABLE = [
         "",
         "RAGGED",
     ),
+    # Columns for rows
+    Plant("same_rows_in_each_part", "first + part, part,", "first, part,", None, "", "SWAPPED"),
+    Plant(
+        "scales_of_the_first_part",
+        "inside = part if SWAP else column",
+        "inside = 0 if SWAP else column",
+        None,
+        "",
+        "SWAPPED",
+    ),
+    Plant(
+        "rows_noted_too_early",
+        "                elif words[0] == ZEROS:\n                    store_one(out, at, ZERO)\n"
+        "        syncwarp(WARP)\n\n\ndef finish(",
+        "                elif words[0] == ZEROS:\n                    store_one(out, at, ZERO)\n"
+        "\n\ndef finish(",
+        sim.DataRace,
+        "syncwarp",
+        "SWAPPED",
+    ),
     # Copies
     Plant(
         "map_never_acquired",
@@ -450,7 +487,7 @@ def simulate(case: Case, module: types.ModuleType, schedule: Any = "round_robin"
     a, b, options = operands(case)
     expected = np.asarray(nvfp4.matmul(a, b, **options))
     launches: list[Launch] = []
-    with planned(case.tile, case.blocks), nvfp4.simulate("sm_100a") as machine:
+    with planned(case.tile, case.blocks, case.swap), nvfp4.simulate("sm_100a") as machine:
         machine.record = launches.append
         nvfp4.matmul(a, b, **options)
     (launch,) = launches
