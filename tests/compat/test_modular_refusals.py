@@ -112,6 +112,8 @@ def test_options_of_the_two_kernels_functions() -> None:
     ("message", "change"),
     [
         (r"scales_offsets must have 2 elements.*got 3", {"scales_offsets": np.zeros(3, np.uint32)}),
+        (r"row_offsets must have E \+ 1 elements", {"row_offsets": np.zeros(0, np.uint32)}),
+        (r"expert_ids must have", {"expert_ids": np.zeros(3, np.int32)}),
         (r"row_offsets must not decrease", {"row_offsets": np.array([0, 5, 3], np.uint32)}),
         (
             r"row_offsets must end at or before the number of rows, 5",
@@ -155,6 +157,7 @@ def test_ranges_of_the_grouped_quantiser(message: str, change: dict[str, Any]) -
 def test_scales_that_are_rearranged() -> None:
     source = np.zeros((5, 4), E4M3)
     function = modular.block_scales_interleave
+    refused(ValueError, "SF_VECTOR_SIZE must be 16", function, SCALES, source, SF_VECTOR_SIZE=0)
     refused(
         ValueError,
         "output_scales_device must have shape",

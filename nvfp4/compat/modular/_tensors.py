@@ -194,7 +194,7 @@ def operand(
 
 
 #: A scalar 1 by library, device and stream: kernels only read it. It was written in the order of
-#: its stream, so that each stream has its own.
+#: its stream, so that each stream has its own. None is given back: a captured graph may read it.
 _ones: dict[tuple[str, int | None, int], Any] = {}
 _filling = threading.Lock()
 

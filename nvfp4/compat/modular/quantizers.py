@@ -303,7 +303,9 @@ def grouped_quantize_dynamic_scaled_fp4_async(
             f"shape {output.shape}"
         )
     groups = offsets.shape[0] - 1
-    if offsets.device is None and groups >= 0:
+    if groups < 0:
+        raise ValueError("row_offsets must have E + 1 elements, one at least; got none")
+    if offsets.device is None:
         check_offsets("row_offsets", offsets, rows)
     starts = None
     if scales_offsets is not None:
@@ -349,7 +351,7 @@ def _tile_starts(offsets: Array, scales_offsets: Array, groups: int, ctx: Any) -
         )
     if offsets.device is None:
         first = arrays.host(offsets)[:-1].astype(np.int64) // 128
-        return first + arrays.host(scales_offsets).astype(np.int64)
+        return arrays.from_host(first + arrays.host(scales_offsets).astype(np.int64), offsets)
     named = (("row_offsets", offsets), ("scales_offsets", scales_offsets))
     where = _place.place(named, ctx)
     starts = arrays.empty((groups,), "int64", offsets, stream=where.stream)
@@ -401,7 +403,8 @@ def block_scales_interleave(
         Shapes that do not fit.
     """
     source = arrays.as_array(input_scales_device, "input_scales_device", stream=ctx)
-    vector_size("input_scales_device", source.spec, SF_VECTOR_SIZE or _any_size(source))
+    if SF_VECTOR_SIZE is not None or source.dtype != "uint8":
+        vector_size("input_scales_device", source.spec, SF_VECTOR_SIZE)
     names = "output_scales_device", "input_scales_device"
     return _interleave(names, output_scales_device, input_scales_device, ctx)
 
@@ -441,10 +444,6 @@ def block_scales_interleave_fp4(
         raise ValueError(f"SF_VECTOR_SIZE must be 16 or 32; got {SF_VECTOR_SIZE!r}")
     names = "output_scales_tile", "input_scales_tile"
     return _interleave(names, output_scales_tile, input_scales_tile, ctx)
-
-
-def _any_size(scales: Array) -> int | None:
-    return 16 if scales.dtype == "uint8" else None
 
 
 def _interleave(names: tuple[str, str], output: Any, source: Any, ctx: Any) -> Any:
