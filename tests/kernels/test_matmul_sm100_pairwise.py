@@ -20,8 +20,10 @@ ROWS = (1, 4, 127, 128, 129, 300)
 RANGES = ((4, 130, 0, 300), (0, 0, 290, 1), (1, 1, 1, 130, 1, 1))
 COLUMNS = (8, 64, 128, 200)
 #: Of the smallest depth, in it; rounded down to a legal one.
-DEPTHS = ("smallest", 256, 384, 512, 1536)
+DEPTHS = ("smallest", 288, 384, 512, 1536)
 TILES = ((64, 128), (64, 256), (128, 128), (128, 256), (192, 128), (256, 256))
+#: With columns of the result as the rows of an instruction; not with pairs of columns.
+SWAPPED = ((64, 128), (64, 256), (128, 128))
 PLAIN: Mapping[str, Any] = {}
 DENSE_OPTIONS = (
     PLAIN,
@@ -61,14 +63,20 @@ def pairwise(factors: Sequence[Sequence[Any]], seed: int) -> list[tuple[Any, ...
     return chosen
 
 
-def case_of(pair: str, rows: Any, columns: int, depth: Any, tile: Any, *more: Any) -> Case:
+def case_of(
+    pair: str, rows: Any, columns: int, depth: Any, tile: Any, blocks: int, options: Any
+) -> Case:
     step = STEPS[pair]
     depth = step if depth == "smallest" else depth // step * step
-    return Case(pair, rows, columns, depth, tile, *more)
+    extents, swap = tile
+    return Case(
+        pair, rows, columns, depth, extents, blocks, options, swap and "epilogue" not in options
+    )
 
 
 def cases(rows: Sequence[Any], options: Sequence[Any], seed: int) -> list[Case]:
-    factors = (list(PAIRS), rows, COLUMNS, DEPTHS, TILES, (1, 3), options)
+    tiles = [(tile, False) for tile in TILES] + [(tile, True) for tile in SWAPPED]
+    factors = (list(PAIRS), rows, COLUMNS, DEPTHS, tiles, (1, 3), options)
     made = [case_of(*choice) for choice in pairwise(factors, seed)]
     assert len(made) <= MOST
     return made
