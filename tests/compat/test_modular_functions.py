@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import re
+import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -484,6 +486,43 @@ def test_arguments_have_their_names_of_other_revisions_too() -> None:
         same(scales, tiled(blocks))
     with pytest.raises(TypeError, match="got output_tile twice"):
         modular.quantize_mx_amd(None, output_tile=x, output=x, scales_tile=x, input_tile=x)
+
+
+WITHOUT_CUDA = """
+import ml_dtypes, numpy as np, nvfp4
+from nvfp4.compat import modular
+
+x = np.linspace(-3, 3, 128).reshape(2, 64).astype(ml_dtypes.bfloat16)
+results = []
+for place in (None, nvfp4.simulate()):
+    output = np.empty((2, 32), np.uint8)
+    scales = np.empty((1, 1, 32, 4, 4), ml_dtypes.float8_e4m3fn)
+    c = np.empty((2, 2), np.float32)
+    if place:
+        place.__enter__()
+    modular.quantize_dynamic_block_scaled(output, scales, x, 1.0)
+    modular.naive_block_scaled_matmul(
+        c, output, output, scales, scales, scaling_kind="KIND_MXF4NVF4"
+    )
+    results.append(output.tobytes() + scales.tobytes() + c.tobytes())
+assert results[0] == results[1]
+print(modular.naive_block_scaled_matmul_kernel.kernel.name)
+"""
+
+
+def test_no_cuda_package_is_needed() -> None:
+    from tests.cli.test_without_cuda import BLOCKED
+
+    root = Path(__file__).resolve().parents[2]
+    done = subprocess.run(
+        [sys.executable, "-c", BLOCKED + WITHOUT_CUDA],
+        capture_output=True,
+        text=True,
+        cwd=root,
+        timeout=120,
+    )
+    assert done.returncode == 0, done.stderr
+    assert done.stdout == "matmul_naive\n"
 
 
 def test_the_documentation_has_a_row_for_each_function_and_kernel() -> None:
