@@ -8,6 +8,7 @@ picks at random who goes on, so the picture shows what may overlap, and what wai
 
 import re
 import sys
+import tempfile
 from pathlib import Path
 from unittest import mock
 
@@ -131,4 +132,6 @@ def main(file):
 
 
 if __name__ == "__main__":
-    main(sys.argv[1] if len(sys.argv) > 1 else "blackwell.svg")
+    target = sys.argv[1] if len(sys.argv) > 1 else Path(tempfile.mkdtemp()) / "blackwell.svg"
+    main(target)
+    print(target)
