@@ -314,9 +314,13 @@ def _library(binding: Any) -> Any:
 
 @functools.cache
 def _open_library() -> Any:
+    name = "nvcuda.dll" if sys.platform == "win32" else "libcuda.so.1"
     try:
-        library = ctypes.CDLL("nvcuda.dll" if sys.platform == "win32" else "libcuda.so.1")
-        library.cuLaunchKernelEx, library.cuCtxGetDevice  # noqa: B018 - whether they are there
+        library = ctypes.CDLL(name)
+        library.cuLaunchKernelEx  # noqa: B018 - whether it is there
+        # A thread's own variable, which is there at once: giving up the interpreter's lock for it
+        # costs more than the call, and may cost a turn of another thread.
+        library.cuCtxGetDevice = ctypes.PyDLL(name).cuCtxGetDevice  # type: ignore[attr-defined]
     except (OSError, AttributeError):
         return None
     return library

@@ -101,7 +101,6 @@ def public_calls(library: Library) -> dict[str, Callable[[], Any]]:
         there(np.zeros((2, 3, 32, 4, 4), np.uint8)),
     )
     step = iter(range(1 << 62))
-    more = {"expert_ids": ids, "row_indices": index}
     return {
         "quantize": lambda: nvfp4.quantize(x, "nvfp4", out=q),
         "quantize, 16 inputs": lambda: nvfp4.quantize(rows[next(step) % 16], "nvfp4", out=q),
@@ -111,7 +110,7 @@ def public_calls(library: Library) -> dict[str, Callable[[], Any]]:
             x, "nvfp4", row_offsets=grouped.groups, out=grouped
         ),
         "grouped_quantize, ids and rows": lambda: nvfp4.grouped_quantize(
-            x, "nvfp4", row_offsets=grouped.groups, **more, out=grouped
+            x, "nvfp4", row_offsets=grouped.groups, expert_ids=ids, row_indices=index, out=grouped
         ),
         "matmul": lambda: nvfp4.matmul(x, b, out=product),
         "matmul of tensors": lambda: nvfp4.matmul(a, b, out=product),
@@ -121,7 +120,7 @@ def public_calls(library: Library) -> dict[str, Callable[[], Any]]:
             x, experts, row_offsets=grouped.groups, out=product
         ),
         "grouped_matmul, ids and rows": lambda: nvfp4.grouped_matmul(
-            x, experts, row_offsets=grouped.groups, **more, out=product
+            x, experts, row_offsets=grouped.groups, expert_ids=ids, row_indices=index, out=product
         ),
         "dequantize": lambda: q.dequantize(out=plain),
         "interleave_scales": lambda: nvfp4.interleave_scales(scales, out=tiles),

@@ -30,7 +30,9 @@ __all__ = ["LIBRARIES", "LOOKS", "Library", "describe", "forget", "learn", "watc
 _FLT_MAX = 3.4028234663852886e38
 _MOST = 4096
 
-Alike = Callable[..., bool]
+#: What tells an array's metadata, and what it told of each array of a call; or None, and what tells
+#: whether arrays have the same.
+Alike = tuple[Callable[[Any], Any], list[Any]] | tuple[None, Callable[..., bool]]
 
 
 class Library(NamedTuple):
@@ -40,7 +42,7 @@ class Library(NamedTuple):
     address: Callable[[type], Callable[[Any], int]]
     #: Metadata of an array; an error if calls refuse it.
     facts: Callable[[Any], tuple[Any, ...]]
-    #: Of arrays: the function that tells whether as many others have the same metadata.
+    #: Of arrays: how others are compared with them.
     alike: Callable[[tuple[Any, ...]], Alike]
     #: Makes the function that tells the handle of a device's current stream.
     stream: Callable[[], Callable[[int], int]]
@@ -57,8 +59,7 @@ def _cupy_alike(arrays: tuple[Any, ...]) -> Alike:
     # A flag is had in a third of the time of a tuple of strides.
     contiguous = all([getattr(array, "_c_contiguous", False) is True for array in arrays])
     facts = _CUPY_CONTIGUOUS if contiguous else _CUPY_FACTS
-    wanted = [*map(facts, arrays)]
-    return lambda *others: [*map(facts, others)] == wanted
+    return facts, [*map(facts, arrays)]
 
 
 def _cupy_stream() -> Callable[[int], int]:
@@ -123,10 +124,8 @@ def _tensors_alike(tensors: tuple[Any, ...]) -> Alike:
         and not any([tensor.requires_grad for tensor in tensors])
         and len({*map(id, tensors)}) == len(tensors)
     ):
-        alike: Alike = make(*tensors).check
-        return alike
-    wanted = [*map(_tensor_facts, tensors)]
-    return lambda *others: [*map(_tensor_facts, others)] == wanted
+        return None, make(*tensors).check
+    return _tensor_facts, [*map(_tensor_facts, tensors)]
 
 
 def _torch_stream() -> Callable[[int], int]:
@@ -288,11 +287,11 @@ def describe(value: Any, pointers: list[int], numbers: list[int]) -> Any:
     return _DESCRIBE[type(value)](value, pointers, numbers)
 
 
-def watched(arguments: tuple[Any, ...]) -> tuple[Callable[[Any], tuple[Any, ...]], Alike]:
-    """What finds the arrays of a call's arguments, and what tells whether they are as now.
+def watched(arguments: tuple[Any, ...]) -> tuple[Callable[[Any], tuple[Any, ...]], Any, Any]:
+    """What finds the arrays of a call's arguments, and how others are compared with them.
 
-    Not those of QTensors, which were checked when the tensor was made: in other memory they are
-    noticed by their addresses. Alike are arrays of the same class and metadata.
+    Not the arrays of QTensors, which were checked when the tensor was made: in other memory they
+    are noticed by their addresses.
 
     Raises
     ------
@@ -310,6 +309,6 @@ def watched(arguments: tuple[Any, ...]) -> tuple[Callable[[Any], tuple[Any, ...]
 
     arrays = pick(arguments)
     if not arrays:
-        return pick, lambda: True
+        return pick, None, lambda: True
     (library,) = {_ARRAYS[type(array)] for array in arrays}
-    return pick, library.alike(arrays)
+    return pick, *library.alike(arrays)

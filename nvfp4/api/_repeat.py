@@ -42,8 +42,10 @@ class _Call(NamedTuple):
 
     #: Of the arguments: the arrays whose metadata may differ.
     pick: Callable[[Any], tuple[Any, ...]]
-    #: Whether those arrays have the metadata of this call.
-    alike: Callable[..., bool]
+    #: What tells an array's metadata, and those of this call's; or None, and what tells whether
+    #: arrays have them.
+    facts: Callable[[Any], Any] | None
+    wanted: Any
     #: Launches on a stream.
     launch: Callable[[int], None]
     #: What tells the current stream of a device; that device.
@@ -92,19 +94,22 @@ def repeat(call: Repeated, stream: Any) -> bool:
     """
     name, options, arguments = call
     try:
-        looks = [name, options]
+        looks: list[Any] = [name, options]
         for value in arguments:
-            looks.append(LOOKS[type(value)](value))  # noqa: PERF401 - a comprehension is a call
+            looks.append(value if value is None else LOOKS[type(value)](value))  # noqa: PERF401
         key = tuple(looks)
         for known in _calls.get(key, ()):
-            pick, alike, launch, current, device = known
-            if alike(*pick(arguments)):
+            pick, facts, wanted, launch, current, device = known
+            if facts is None:
+                if wanted(*pick(arguments)):
+                    break
+            elif [*map(facts, pick(arguments))] == wanted:
                 break
         else:
             moved = _moved(key, call)
             if moved is None:
                 return False
-            _, _, launch, current, device = moved
+            *_, launch, current, device = moved
     except _UNLIKE:
         return False
     if stream is None:

@@ -83,6 +83,10 @@ class CupyArray:
         return self.values.strides
 
     @property
+    def _c_contiguous(self) -> bool:
+        return self.values.flags.c_contiguous
+
+    @property
     def data(self) -> _Memory:
         return _Memory(self.values.__array_interface__["data"][0], self._device)
 

@@ -7,6 +7,7 @@ again by itself, with everything forgotten. Both must do the same.
 
 from __future__ import annotations
 
+import dataclasses
 import gc
 import threading
 import weakref
@@ -16,13 +17,23 @@ from typing import Any
 import numpy as np
 import pytest
 
-import nvfp4
 from nvfp4 import QTensor
 from nvfp4.api import _looks, _repeat
 
 from . import stubs
 from .conftest import Card
-from .repeated import Made, Memory, calls, known, leaves, matmul, outcome, same_as_alone, values
+from .repeated import (
+    Made,
+    Memory,
+    calls,
+    grouped_matmul,
+    known,
+    leaves,
+    matmul,
+    outcome,
+    same_as_alone,
+    values,
+)
 
 # Everything that an array can be ------------------------------------------------------------------
 
@@ -156,6 +167,95 @@ def test_arrays_that_took_the_place_of_others_are_looked_at(
                 same_as_alone(card, call, **{name: changed})
 
 
+@calls
+def test_views_that_begin_alike_are_told_apart_in_any_order(
+    card: Card, memory: Memory, make: Callable[[Memory], Made]
+) -> None:
+    """More of them than are remembered for one address."""
+    call = make(memory)
+    for name, argument in call.arguments.items():
+        for array, put in leaves(argument):
+            values = array.values
+            if not values.ndim:
+                continue
+            wide = stubs.CupyArray(np.ndarray(values.shape, values.dtype, np.zeros(1 << 18)))
+            like = [values.shape, (1, *values.shape), (values.size,), (1, 1, *values.shape)]
+            views = [wide.values.reshape(shape) for shape in like]
+            views += [wide.values[:-1], wide.values[::2], wide.values.T, wide.values.view(np.int8)]
+            changed = []
+            for view in views:
+                try:
+                    changed.append({name: put(stubs.CupyArray(view))})
+                except (TypeError, ValueError):
+                    continue
+            alone = []
+            for one in changed:
+                _repeat.forget()
+                alone.append(outcome(card, call, **one))
+            _repeat.forget()
+            known(card, call)
+            for order in (1, -1, 1):
+                seen = [outcome(card, call, **one) for one in changed[::order]]
+                assert seen[::order] == alone
+
+
+def test_views_that_begin_alike_are_each_remembered(card: Card, memory: Memory) -> None:
+    call = matmul(memory)
+    rows = memory.put(values(8, 64).astype(np.float16))
+    result = memory.put(np.zeros((8, 32), np.float32))
+    views = [{"a": rows[:n], "out": result[:n]} for n in range(1, 1 + _repeat._MOST_VIEWS)]
+    for view in views:
+        call(**view)
+    planned = len(card.planned)
+    kept = {key: [*calls] for key, calls in _repeat._calls.items()}
+    for view in views + views[::-1]:
+        call(**view)
+    assert len(card.planned) == planned
+    assert {key: [*calls] for key, calls in _repeat._calls.items()} == kept
+    call(a=rows[:7], out=result[:7])
+    assert {len(calls) for calls in _repeat._calls.values()} == {_repeat._MOST_VIEWS}
+
+
+def test_rows_that_lie_further_apart_are_noticed(card: Card, memory: Memory) -> None:
+    """At one address and of one shape; only strides differ."""
+    call = matmul(memory)
+    wide = memory.put(values(20, 64).astype(np.float16))
+    two = Made(call.function, {**call.arguments, "a": wide[:10:2]})
+    found = same_as_alone(card, two, a=wide[:20:4])
+    assert dict(found[0][0][1:])["a_row_stride"] == 256
+
+
+def test_cupy_without_a_flag_for_contiguous_arrays_is_read_by_strides(
+    card: Card, memory: Memory, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.delattr(stubs.CupyArray, "_c_contiguous")
+    test_rows_that_lie_further_apart_are_noticed(card, memory)
+    call = matmul(memory)
+    a = call.arguments["a"].values
+    same_as_alone(card, call, a=stubs.CupyArray(np.asfortranarray(a)))
+
+
+def test_a_number_equal_to_an_address_is_a_number(card: Card, memory: Memory) -> None:
+    call = matmul(memory)
+    scale = memory.put(np.float32(3))
+    for array, number in ((scale, scale.data.ptr), (scale, float(scale.data.ptr))):
+        same_as_alone(card, Made(call.function, {**call.arguments, "alpha": array}), alpha=number)
+        same_as_alone(card, Made(call.function, {**call.arguments, "alpha": number}), alpha=array)
+
+
+def test_tile_starts_with_other_memory_since_are_noticed(card: Card, memory: Memory) -> None:
+    call = grouped_matmul(memory)
+    starts = memory.put(np.array([0, 1, 1], np.int32))
+    a = dataclasses.replace(call.arguments["a"], tile_starts=starts)
+    call = Made(call.function, {**call.arguments, "a": a})
+    known(card, call)
+    starts.values = memory.put(starts.values).values
+    after = outcome(card, call)
+    assert after[1]["tile_starts"] == starts.data.ptr
+    _repeat.forget()
+    assert outcome(card, call) == after
+
+
 # Memory -------------------------------------------------------------------------------------------
 
 
@@ -195,30 +295,6 @@ def test_the_number_of_remembered_calls_is_bounded(
         assert len(_repeat._plans) <= 4
         assert len(_looks._metadata) <= 4
         assert len(_looks._held) <= 4
-
-
-# Tensors of PyTorch -------------------------------------------------------------------------------
-
-
-def test_what_only_tensors_of_pytorch_can_be_is_noticed(card: Card, torch: stubs.Torch) -> None:
-    def there(x: np.ndarray) -> stubs.Tensor:
-        return stubs.Tensor(torch, x, "cuda:0")
-
-    b = nvfp4.quantize(there(values(32, 64)), "mxfp4")
-    a = there(values(5, 64).astype(np.float16))
-    out = there(np.zeros((5, 32), np.float32))
-    call = Made(nvfp4.matmul, {"a": a, "b": b, "out": out, "out_dtype": "float32"})
-    for tensor in (a, out):
-        known(card, call)
-        tensor.requires_grad = True
-        with pytest.raises(ValueError, match="requires grad"):
-            call()
-        torch.grad_enabled = False
-        call()
-        torch.grad_enabled, tensor.requires_grad, tensor.negated = True, False, True
-        with pytest.raises(ValueError, match="resolve_neg"):
-            call()
-        tensor.negated = False
 
 
 # Threads ------------------------------------------------------------------------------------------

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ctypes
 import sys
 import threading
 from collections.abc import Iterator
@@ -119,9 +120,7 @@ def test_an_empty_grid_is_nothing_to_do(fake: FakeDriver) -> None:
 
 
 def test_clusters_and_programmatic_launches_are_asked_for(fake: FakeDriver) -> None:
-    launch = Launch(
-        CHAIN.program(), 4, 128, 0, ("x", "y", 9), cluster=(2, 1, 1), programmatic=True
-    )
+    launch = Launch(CHAIN.program(), 4, 128, 0, ("x", "y", 9), cluster=(2, 1, 1), programmatic=True)
     run([launch], BUFFERS)
     run([copy(programmatic=True)], BUFFERS)
     assert [(s.cluster, s.programmatic) for s in fake.launches] == [
@@ -163,6 +162,84 @@ def test_threads_that_share_a_launch_do_not_mix_their_arguments(fake: FakeDriver
     expected = {(1000 * t, 1000 * t + i, 9) for t in range(1, 7) for i in range(20)}
     assert {seen.parameters for seen in fake.launches} == expected
     assert all(seen.parameters[0] == seen.stream for seen in fake.launches)
+
+
+# Bound --------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("count", [1, 2])
+def test_bound_launches_go_to_their_device_whichever_is_current(
+    fake: FakeDriver, count: int
+) -> None:
+    zero, one = (prepare([copy()] * count, device).bind((0xA0 + device, 0xB0)) for device in (0, 1))
+
+    def both() -> None:
+        before = list(fake.stack)
+        for _ in range(2):
+            zero(5)
+            one(6)
+        assert fake.stack == before
+
+    both()
+    fake.stack.append(1)
+    both()
+    fake.stack.pop()
+    thread = threading.Thread(target=both)  # which has no context
+    thread.start()
+    thread.join()
+    assert len(fake.launches) == 3 * 4 * count
+    assert {(seen.device, seen.stream, seen.parameters) for seen in fake.launches} == {
+        (0, 5, (0xA0, 0xB0, 9)), (1, 6, (0xA1, 0xB0, 9)),
+    }  # fmt: skip
+    # What a call reads is used again: one for each launch and device.
+    assert fake.configs == 2
+
+
+def test_a_bound_launch_that_fails_says_so_and_may_be_made_again(fake: FakeDriver) -> None:
+    bound = prepare([copy()], 0).bind((1, 2))
+    fake.broken["launch"] = real.CUresult.CUDA_ERROR_INVALID_VALUE
+    with pytest.raises(RuntimeError, match=r"launching reverse on device 0.*INVALID_VALUE"):
+        bound(3)
+    fake.broken.clear()
+    bound(3)
+    assert [seen.parameters for seen in fake.launches] == [(1, 2, 9)]
+    assert fake.configs == 1
+
+
+def test_nothing_is_launched_where_there_is_nothing_to_do(fake: FakeDriver) -> None:
+    fake.stack.append(1)
+    prepare([copy(0)], 0).bind(())(7)
+    fake.stack.pop()
+    assert fake.launches == []
+
+
+def test_pointers_arrive_at_a_function_in_c_as_they_are(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As ctypes passes them: what it is given are no numbers."""
+    seen: list[tuple[Any, ...]] = []
+
+    def launch(*pointers: Any) -> int:
+        seen.append(pointers)
+        return 0
+
+    def current(place: int) -> int:
+        ctypes.c_int.from_address(place).value = 5
+        return 0
+
+    pointer = ctypes.c_void_p
+    made = (
+        ctypes.CFUNCTYPE(ctypes.c_int, pointer, pointer, pointer, pointer)(launch),
+        ctypes.CFUNCTYPE(ctypes.c_int, pointer)(current),
+    )
+    process = ctypes.CDLL(None)
+    functions = [process._FuncPtr(ctypes.cast(one, pointer).value) for one in made]
+    library = SimpleNamespace(cuLaunchKernelEx=functions[0], cuCtxGetDevice=functions[1])
+    monkeypatch.setattr(driver_module, "driver", lambda: None)
+    monkeypatch.setattr(driver_module, "_library", lambda binding: library)
+    function = driver_module.LaunchFunction()
+    config, high, here = real.CUlaunchConfig(), 0xFEDC_BA98_7654_3210, ctypes.c_int()
+    assert function.call(*function.arguments(config, high, high + 1)) == 0
+    assert seen == [(int(config.getPtr()), high, high + 1, None)]
+    assert (function.ask(ctypes.byref(here)), here.value) == (0, 5)
 
 
 # Devices ------------------------------------------------------------------------------------------
