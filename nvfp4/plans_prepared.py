@@ -2,17 +2,20 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from typing import Any, NamedTuple
 
 from .architectures import capability
 from .errors import UnsupportedError
 from .kernels.matmul_decode import shared_bytes
+from .kernels.matmul_sm90 import THREADS as THREADS_SM90
+from .kernels.matmul_sm90 import shared_bytes as shared_bytes_sm90
 from .launch import Launch
 from .program import Kernel
 from .tiling import ceil_div
 
-__all__ = ["decode"]
+__all__ = ["decode", "prefill"]
 
 #: Ranges whose table fits in shared memory beside the sums.
 MOST_GROUPS = 2048
@@ -82,6 +85,67 @@ def decode(
     return Launch(
         program, grid, 32 * cut.warps, shared, args, programmatic=capability(arch) >= (9, 0)
     )
+
+
+#: Rows a range from which on ``kernels.matmul_sm90`` is faster.
+MANY_ROWS = 17
+MOST_TOKENS = 128
+
+
+def prefill(
+    constants: Mapping[str, Any],
+    *,
+    rows: int,
+    columns: int,
+    depth: int,
+    groups: int | None,
+    processors: int,
+    kernel: Kernel,
+    args: tuple[int | float | str, ...],
+) -> Launch | None:
+    """Products of many rows with each matrix: ``kernels.matmul_sm90``, where it can make them.
+
+    Parameters
+    ----------
+    constants, rows, columns, depth, groups, processors, kernel, args
+        As in :func:`decode`.
+    """
+    steps = ceil_div(depth, 64)
+    mean = rows / (groups or 1)
+    if mean < MANY_ROWS or steps < 3 or constants["INPUT"] != "bfloat16":
+        return None
+    halves = constants["PAIR"] == "halves"
+    tokens = tokens_of(mean, groups)
+    stages = max(3, min(12, (176 << 10) // (tokens * 128) - 1))
+    own = {
+        "GROUPED": groups is not None,
+        "CHUNK": tokens,
+        "HALF_TOKENS": tokens // 2,
+        "STRIPES": 2,
+        "STAGES": stages,
+        "AHEAD": 2 if tokens > 64 else 3,
+        "WHOLE": depth % 64 == 0,
+        "THREADS": THREADS_SM90,
+    }
+    if groups is None:
+        own |= {"OFFSETS": "int32", "IDS": "none", "INDICES": "none", "A_STARTS": "none"}
+    given = {**constants, **own}
+    program = kernel.program(**{name: given[name] for name in kernel.constants})
+    chunks = min(ceil_div(rows, tokens) + (groups or 0), rows)
+    wide = columns // 2 if halves else columns
+    items = max(1, chunks * ceil_div(wide, 128 if halves else 256))
+    shared = shared_bytes_sm90(tokens=tokens, stripes=2, stages=stages, groups=groups)
+    return Launch(program, min(items, processors), THREADS_SM90, shared, args, programmatic=True)
+
+
+def tokens_of(mean: float, groups: int | None) -> int:
+    """Rows of a tile: a multiple of 8 that wastes little on ranges of so many rows in the mean.
+
+    Rows of ranges are taken to spread like those of a random routing.
+    """
+    most = mean if groups is None else mean + 2.0 * math.sqrt(mean)
+    tiles = math.ceil(most / MOST_TOKENS)
+    return max(16, min(MOST_TOKENS, ceil_div(math.ceil(most / tiles), 8) * 8))
 
 
 class Cut(NamedTuple):

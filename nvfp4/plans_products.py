@@ -20,6 +20,7 @@ from .kernels.matmul_naive import (
     matmul_kernel,
 )
 from .kernels.matmul_sm80 import grouped_matmul_sm80_kernel, matmul_sm80_kernel
+from .kernels.matmul_sm90 import matmul_sm90_kernel
 from .launch import Launch
 from .layouts import TILE_BLOCKS, TILE_ROWS, allocated_tiles
 from .program import Program
@@ -338,17 +339,20 @@ def _prepared(
         *numbers,
     )
     _, rows, columns, depth, _, groups, _, _ = numbers
-    launch = plans_prepared.decode(
-        arch,
-        constants,
-        rows=rows,
-        columns=columns,
-        depth=depth,
-        groups=groups if grouped else None,
-        processors=processors,
-        kernel=matmul_decode_kernel(_dtypes(epilogue)),
-        args=args,
-    )
+    shape = {
+        "rows": rows,
+        "columns": columns,
+        "depth": depth,
+        "groups": groups if grouped else None,
+        "processors": processors,
+    }
+    launch = None
+    if arch == "sm_90a":
+        kernel = matmul_sm90_kernel(_dtypes(epilogue))
+        launch = plans_prepared.prefill(constants, **shape, kernel=kernel, args=args)
+    if launch is None:
+        kernel = matmul_decode_kernel(_dtypes(epilogue))
+        launch = plans_prepared.decode(arch, constants, **shape, kernel=kernel, args=args)
     return (replace(launch, program=_with_epilogue(launch.program, epilogue)),)
 
 

@@ -255,6 +255,34 @@ def _st_shared_acc(builder, ir, arguments):
         lower.perform(builder, ir, text, [row, acc[place], acc[place + 1]])
 
 
+@instruction("void(u32, f32xN, u32, imm, imm)")
+def st_shared_acc_columns(address, acc, pitch, first, count):
+    """Store columns `first` to `first` + `count` - 1 of the tile to shared memory, as float32.
+
+    Multiples of 8, as far as the tile has them; columns lie `pitch` bytes apart, the rows of each
+    side by side. `address` is where this thread's first of those goes: column 2t after the first,
+    row 16w + g.
+    """
+    shared = thread().block.shared
+    for place in range(first // 2, min((first + count) // 2, len(acc))):
+        column = place // 4 * 8 - first + place % 2
+        at = address + column * pitch + 32 * (place // 2 % 2)
+        shared.store(at, 4, bits_of(acc[place]))
+
+
+@st_shared_acc_columns.lowering(memory=True)
+def _st_shared_acc_columns(builder, ir, arguments, first, count):
+    address, *acc, pitch = arguments
+    for group in range(first // 8, min((first + count) // 8, len(acc) // 4)):
+        for odd in range(2):
+            factor = ir.Constant(ir.IntType(32), group * 8 - first + odd)
+            column = builder.add(address, builder.mul(pitch, factor))
+            for below in range(2):
+                text = f"st.shared.f32 [$0+{32 * below}], $1;"
+                value = acc[4 * group + 2 * below + odd]
+                lower.perform(builder, ir, text, [column, value])
+
+
 # Registers ---------------------------------------------------------------------------------------
 
 

@@ -1,0 +1,806 @@
+"""Products of many rows with prepared weights on Hopper: ``wgmma`` with weights in registers.
+
+A block makes tiles of 64 * 2 * STRIPES columns of the product by TOKENS rows of A, of a list that
+it finds itself: items of ``prepared_items``. Two consumer warpgroups read the codes of their
+columns straight to registers, some steps of 64 of the depth ahead, and make bfloat16 of them while
+the product before is under way; weights are the first operand, so they never touch shared memory.
+Two producer warps bring the rows of A, gathered, dequantised, in the weights' K order, to a ring in
+shared memory. Producers and consumers go over the same items by themselves; full and empty stages
+are told by mbarriers, so loads for the next item begin while the last one is written.
+
+Sums go through shared memory, 32 rows of A at a time, so that results are stored along rows.
+
+What bfloat16 cannot hold is multiplied again as in ``matmul_decode``.
+
+Constraints: those of ``matmul_decode``; A is bfloat16 or quantised. Grid: any number of blocks, one
+a multiprocessor. Shared memory: :func:`shared_bytes`.
+
+Compile-time constants: those of ``matmul_decode`` that are not its own; CHUNK, rows of A of a tile,
+a multiple of 8; HALF_TOKENS, half of it; STRIPES, 64 columns of each warpgroup; STAGES of the ring;
+AHEAD, steps in flight, not more than the depth has.
+"""
+
+from __future__ import annotations
+
+import functools
+
+import numpy as np
+
+from .._numba import cuda
+from ..program import Kernel
+from ..ptx.arith import (
+    add_u32,
+    and_u32,
+    div_u32,
+    eq_u32,
+    ge_u32,
+    i64_of_u32,
+    lt_u32,
+    mad_u32,
+    min_u32,
+    mul_u32,
+    ne_u32,
+    rem_u32,
+    select_u32,
+    shl_u32,
+    shr_u32,
+    sub_u32,
+    u32_of_i64,
+    xor_u32,
+)
+from ..ptx.bits import bf16x2_of_f32, f16x2_of_f32, uint_as_float
+from ..ptx.control import bar_sync, griddepcontrol_launch_dependents, griddepcontrol_wait
+from ..ptx.mbarrier import (
+    fence_mbarrier_init,
+    fence_proxy_async_shared,
+    mbarrier_arrive,
+    mbarrier_init,
+    mbarrier_wait_parity,
+)
+from ..ptx.memory import (
+    atom_max_shared_u32,
+    ld_shared_u32,
+    ld_shared_v4_u32,
+    shared_base,
+    st_global_v2_u32,
+    st_shared_u32,
+    st_shared_v4_u32,
+)
+from ..ptx.wgmma import (
+    st_shared_acc_columns,
+    wgmma_commit_group,
+    wgmma_descriptor,
+    wgmma_fence,
+    wgmma_keep,
+    wgmma_rs_bf16,
+    wgmma_wait,
+    wgmma_wait_group,
+    wgmma_zeros,
+)
+from .activations import chunk, may_be_extreme
+from .elements import store_one
+from .groups import source_row
+from .matmul_naive import grouped_matmul_kernel
+from .prepared_items import (
+    blank_rows_of_none,
+    decode_of_matrix,
+    final_value,
+    locate,
+    row_of_item,
+    scale_row_of,
+    slow_value,
+)
+from .prepared_mma import (
+    HEADER,
+    early_fragment,
+    factor_of_matrix,
+    late_fragment,
+    load_codes,
+    load_record,
+    matrix_records,
+    multipliers,
+    record_bytes,
+    record_place,
+    step_bytes,
+)
+from .products import result_columns
+from .schedule import chunk_count, make_table, table_bytes
+
+A_ELEMENT = "none"
+B_ELEMENT = "e2m1"
+PAIR = "none"
+OUTPUT = "bfloat16"
+GROUPED = True
+CHUNK = 128
+HALF_TOKENS = 64
+STRIPES = 2
+STAGES = 5
+AHEAD = 2
+WHOLE = True
+
+ZERO = np.float32(0.0)
+THREADS = 320
+CONSUMERS = 256
+PRODUCER_WARPS = 2
+#: Rows of A of which sums are in shared memory at a time, and bytes from one to the next.
+PIECE = 32
+PITCH = 272
+
+
+# Shared memory: the ring, results, flags, mbarriers, the table of ranges --------------------------
+
+
+def stage_bytes():
+    """Bytes of a stage: 64 columns of CHUNK rows."""
+    return CHUNK * 128
+
+
+def piece_bytes():
+    """Bytes of the sums of a piece for a stripe."""
+    return PIECE * PITCH
+
+
+def results_at():
+    """Where the sums are."""
+    return STAGES * stage_bytes()
+
+
+def barriers_at():
+    """Where full and empty mbarriers are, 16 bytes a stage; before them, a word for flags."""
+    return results_at() + 2 * STRIPES * piece_bytes() + 16
+
+
+# Producers ---------------------------------------------------------------------------------------
+
+
+def half_row(a, a_scales, row, column, depth):
+    """Half of a row's part of a step: 32 columns, in four pieces of eight."""
+    at, scale_row = row
+    none = u32_of_i64(0)
+    zeros = (none, none, none, none)
+    if WHOLE:
+        p, one = chunk(a, a_scales, at, scale_row, column, depth)
+        q, two = chunk(a, a_scales, at, scale_row, column + 8, depth)
+        r, three = chunk(a, a_scales, at, scale_row, column + 16, depth)
+        s, four = chunk(a, a_scales, at, scale_row, column + 24, depth)
+    else:
+        p, one = zeros, False
+        q, two = zeros, False
+        r, three = zeros, False
+        s, four = zeros, False
+        if column < depth:
+            p, one = chunk(a, a_scales, at, scale_row, column, depth)
+        if column + 8 < depth:
+            q, two = chunk(a, a_scales, at, scale_row, column + 8, depth)
+        if column + 16 < depth:
+            r, three = chunk(a, a_scales, at, scale_row, column + 16, depth)
+        if column + 24 < depth:
+            s, four = chunk(a, a_scales, at, scale_row, column + 24, depth)
+    return (p, q, r, s), one | two | three | four
+
+
+def put_half_row(stage, row, half, words):
+    """Store it in the weights' order: chunk i of 16 bytes has word i of each piece."""
+    p, q, r, s = words
+    base = add_u32(stage, shl_u32(row, 7))
+    first = shl_u32(half, 2)
+    turn = and_u32(row, 7)
+    st_shared_v4_u32(add_u32(base, shl_u32(xor_u32(first, turn), 4)), p[0], q[0], r[0], s[0])
+    second = add_u32(first, 1)
+    st_shared_v4_u32(add_u32(base, shl_u32(xor_u32(second, turn), 4)), p[1], q[1], r[1], s[1])
+    third = add_u32(first, 2)
+    st_shared_v4_u32(add_u32(base, shl_u32(xor_u32(third, turn), 4)), p[2], q[2], r[2], s[2])
+    fourth = add_u32(first, 3)
+    st_shared_v4_u32(add_u32(base, shl_u32(xor_u32(fourth, turn), 4)), p[3], q[3], r[3], s[3])
+
+
+def produce_four(a, a_scales, r0, r1, r2, r3, column, depth, stage, first, half, free, parity):
+    """Bring up to 64 rows of a step, from row `first` of the tile on; 16 rows a warp's load."""
+    w0, e0 = half_row(a, a_scales, r0, column, depth)
+    w1, e1 = w0, e0
+    w2, e2 = w0, e0
+    w3, e3 = w0, e0
+    if CHUNK > 16:
+        w1, e1 = half_row(a, a_scales, r1, column, depth)
+    if CHUNK > 32:
+        w2, e2 = half_row(a, a_scales, r2, column, depth)
+        w3, e3 = half_row(a, a_scales, r3, column, depth)
+    # The stage is waited for behind the loads, which take as long.
+    mbarrier_wait_parity(free, parity)
+    put_if(stage, first, half, w0)
+    if CHUNK > 16:
+        put_if(stage, add_u32(first, 16), half, w1)
+    if CHUNK > 32:
+        put_if(stage, add_u32(first, 32), half, w2)
+        put_if(stage, add_u32(first, 48), half, w3)
+    return e0 | e1 | e2 | e3
+
+
+def put_if(stage, row, half, words):
+    """Store a row that the tile has."""
+    if lt_u32(row, CHUNK):
+        put_half_row(stage, row, half, words)
+
+
+# Consumers ---------------------------------------------------------------------------------------
+
+
+def load_weights(b, b_scales, at, header, lane):
+    """A lane's codes and scales of a step."""
+    code = i64_of_u32(at) * step_bytes() + i64_of_u32(lane) * 16
+    record = i64_of_u32(at) * record_bytes() + i64_of_u32(header) + record_place(lane)
+    return load_codes(b, code), load_record(b_scales, record)
+
+
+def multiply(acc, w, rows):
+    """Add a product, when the one before the last is done."""
+    wgmma_fence()
+    acc = wgmma_rs_bf16(acc, w, rows, True)
+    wgmma_commit_group()
+    wgmma_wait_group(1)
+    return acc
+
+
+def first_fragment(codes, scales):
+    """Registers of the first product of a step."""
+    if B_ELEMENT == "e2m1":
+        return early_fragment(codes[0], codes[0], scales)
+    else:
+        return early_fragment(codes[0], codes[4], scales)
+
+
+def second_fragment(codes, scales):
+    """Of the second."""
+    if B_ELEMENT == "e2m1":
+        return early_fragment(codes[1], codes[1], scales)
+    else:
+        return early_fragment(codes[1], codes[5], scales)
+
+
+def third_fragment(codes, scales):
+    """Of the third."""
+    if B_ELEMENT == "e2m1":
+        return late_fragment(codes[2], codes[2], scales)
+    else:
+        return late_fragment(codes[2], codes[6], scales)
+
+
+def fourth_fragment(codes, scales):
+    """Of the fourth."""
+    if B_ELEMENT == "e2m1":
+        return late_fragment(codes[3], codes[3], scales)
+    else:
+        return late_fragment(codes[3], codes[7], scales)
+
+
+def stripe_of(here, stripe, group, warp, row_blocks):
+    """The block of 16 rows of the weights that a warp has of a stripe of its warpgroup."""
+    block = here[4]
+    if PAIR == "halves":
+        half = shr_u32(row_blocks, 1)
+        mine = add_u32(shl_u32(add_u32(shl_u32(block, 1), group), 2), warp)
+        return add_u32(min_u32(mine, sub_u32(half, 1)), mul_u32(stripe, half))
+    else:
+        mine = add_u32(mul_u32(add_u32(shl_u32(block, 1), group), STRIPES), stripe)
+        return min_u32(add_u32(shl_u32(mine, 2), warp), sub_u32(row_blocks, 1))
+
+
+def run_of(here, stripe, group, warp, row_blocks, steps):
+    """Where its steps begin."""
+    expert = u32_of_i64(max(here[0], 0))
+    mine = stripe_of(here, stripe, group, warp, row_blocks)
+    return mul_u32(mad_u32(expert, row_blocks, mine), steps)
+
+
+def header_of(here):
+    """Bytes of the headers before the scales of an item's matrix."""
+    return mul_u32(add_u32(u32_of_i64(max(here[0], 0)), 1), HEADER)
+
+
+# Results -----------------------------------------------------------------------------------------
+
+
+def columns_of_tile():
+    """Columns of the result of a tile."""
+    if PAIR == "none":
+        return 128 * STRIPES
+    else:
+        return 64 * STRIPES
+
+
+def columns_of_group():
+    """Columns of the result of a warpgroup."""
+    return columns_of_tile() // 2
+
+
+def store_four(to, row, column, columns, v0, v1, v2, v3):
+    """Store four neighbouring columns, those that there are."""
+    width = result_columns(columns)
+    at = row * width + column
+    if OUTPUT != "float32" and width % 4 == 0:
+        if column < width:
+            if OUTPUT == "bfloat16":
+                low = bf16x2_of_f32(v1, v0)
+                high = bf16x2_of_f32(v3, v2)
+            else:
+                low = f16x2_of_f32(v1, v0)
+                high = f16x2_of_f32(v3, v2)
+            st_global_v2_u32(to[0], at * 2, low, high, "")
+    else:
+        if column < width:
+            store_one(to[0], at, v0)
+        if column + 1 < width:
+            store_one(to[0], at + 1, v1)
+        if column + 2 < width:
+            store_one(to[0], at + 2, v2)
+        if column + 3 < width:
+            store_one(to[0], at + 3, v3)
+
+
+def four_sums(base, stripe, local, n):
+    """Sums of four neighbouring rows of the weights of a stripe for a row of A."""
+    at = add_u32(base, mul_u32(stripe, piece_bytes()))
+    words = ld_shared_v4_u32(add_u32(at, add_u32(mul_u32(local, PITCH), shl_u32(n, 2))))
+    return (
+        uint_as_float(words[0]),
+        uint_as_float(words[1]),
+        uint_as_float(words[2]),
+        uint_as_float(words[3]),
+    )
+
+
+def store_piece(to, base, a_rows, factors, here, columns, piece, group, index):
+    """Store the results of a piece whose sums the warpgroup has left at `base`."""
+    expert, owner, first, count, block, _ = here
+    row_indices, input_rows = a_rows
+    begin = add_u32(mul_u32(block, columns_of_tile()), mul_u32(group, columns_of_group()))
+    of_range = i64_of_u32(owner)
+    fours = columns_of_group() // 4
+    i = index
+    while lt_u32(i, PIECE * fours):
+        local = add_u32(div_u32(i, fours), piece * PIECE)
+        n = shl_u32(rem_u32(i, fours), 2)
+        if lt_u32(local, count):
+            row = i64_of_u32(add_u32(first, local))
+            source = -1
+            if expert >= 0:
+                source = source_row(row_indices, row, input_rows)
+            column = i64_of_u32(add_u32(begin, n))
+            inside = div_u32(i, fours)
+            if source < 0:
+                store_four(to, row, column, columns, ZERO, ZERO, ZERO, ZERO)
+            else:
+                if PAIR == "interleaved":
+                    s = four_sums(base, shr_u32(n, 5), inside, and_u32(shl_u32(n, 1), 63))
+                    u = four_sums(
+                        base, shr_u32(n, 5), inside, add_u32(and_u32(shl_u32(n, 1), 63), 4)
+                    )
+                    g0, u0, g1, u1 = s[0], s[1], s[2], s[3]
+                    g2, u2, g3, u3 = u[0], u[1], u[2], u[3]
+                elif PAIR == "halves":
+                    s = four_sums(base, 0, inside, n)
+                    u = four_sums(base, 1, inside, n)
+                    g0, g1, g2, g3 = s[0], s[1], s[2], s[3]
+                    u0, u1, u2, u3 = u[0], u[1], u[2], u[3]
+                else:
+                    s = four_sums(base, shr_u32(n, 6), inside, and_u32(n, 63))
+                    g0, g1, g2, g3 = s[0], s[1], s[2], s[3]
+                    u0, u1, u2, u3 = g0, g1, g2, g3
+                v0, v1, v2, v3 = ZERO, ZERO, ZERO, ZERO
+                width = result_columns(columns)
+                if column < width:
+                    v0 = final_value(
+                        to, row, column, columns, expert, g0, u0, factors, source, of_range
+                    )
+                if column + 1 < width:
+                    v1 = final_value(
+                        to, row, column + 1, columns, expert, g1, u1, factors, source, of_range
+                    )
+                if column + 2 < width:
+                    v2 = final_value(
+                        to, row, column + 2, columns, expert, g2, u2, factors, source, of_range
+                    )
+                if column + 3 < width:
+                    v3 = final_value(
+                        to, row, column + 3, columns, expert, g3, u3, factors, source, of_range
+                    )
+                store_four(to, row, column, columns, v0, v1, v2, v3)
+        i = add_u32(i, 128)
+
+
+def repeat_slowly(to, a_rows, operands, scalars, here, columns, group, index, everything):
+    """Write a warpgroup's part of an item again, one product after the other, where it must be."""
+    expert, owner, first, count, block, tile_row = here
+    row_indices, input_rows = a_rows
+    a, a_scales, b, b_scales, depth, a_stride = operands
+    alpha, alpha_number, a_decode = scalars
+    width = result_columns(columns)
+    if expert >= 0:
+        header = expert * matrix_records((columns + 15) // 16, (depth + 63) // 64)
+        if everything or factor_of_matrix(b_scales, header) == ZERO:
+            factors = (alpha, alpha_number, a_decode, ZERO, decode_of_matrix(to[1], expert))
+            begin = add_u32(mul_u32(block, columns_of_tile()), mul_u32(group, columns_of_group()))
+            i = index
+            while lt_u32(i, mul_u32(count, columns_of_group())):
+                local = div_u32(i, columns_of_group())
+                column = i64_of_u32(add_u32(begin, rem_u32(i, columns_of_group())))
+                row = i64_of_u32(add_u32(first, local))
+                source = -1
+                if column < width:
+                    source = source_row(row_indices, row, input_rows)
+                if source >= 0:
+                    scale_row = scale_row_of(source, tile_row, local)
+                    given = (a, a_scales, b, b_scales, depth, a_stride, scale_row)
+                    of_range = i64_of_u32(owner)
+                    v = slow_value(
+                        to, row, column, columns, expert, factors, source, of_range, given
+                    )
+                    store_one(to[0], row * width + column, v)
+                i = add_u32(i, 128)
+
+
+# Body --------------------------------------------------------------------------------------------
+
+
+def matmul_sm90(
+    a,
+    a_scales,
+    a_decode,
+    b,
+    b_scales,
+    b_decode,
+    row_offsets,
+    expert_ids,
+    row_indices,
+    tile_starts,
+    alpha,
+    alpha_number,
+    out,
+    e0,
+    e1,
+    e2,
+    e3,
+    input_rows,
+    rows,
+    columns,
+    depth,
+    a_stride,
+    groups,
+    experts,
+    tiles,
+):
+    griddepcontrol_wait()
+    griddepcontrol_launch_dependents()
+    thread = u32_of_i64(cuda.threadIdx.x)
+    warp = shr_u32(thread, 5)
+    lane = and_u32(thread, 31)
+    ring = shared_base()
+    flags = add_u32(ring, barriers_at() - 16)
+    full = add_u32(ring, barriers_at())
+    empty = add_u32(full, 8 * STAGES)
+    table = add_u32(full, 16 * STAGES)
+    row_blocks = shr_u32(add_u32(u32_of_i64(columns), 15), 4)
+    steps = shr_u32(add_u32(u32_of_i64(depth), 63), 6)
+    if PAIR == "halves":
+        across = shr_u32(add_u32(shr_u32(row_blocks, 1), 7), 3)
+    else:
+        across = div_u32(add_u32(row_blocks, 8 * STRIPES - 1), 8 * STRIPES)
+    if eq_u32(thread, 0):
+        st_shared_u32(flags, 0)
+        st_shared_u32(add_u32(flags, 4), 0)
+        stage = full
+        while lt_u32(stage, empty):
+            mbarrier_init(stage, 32)
+            mbarrier_init(add_u32(stage, 8 * STAGES), CONSUMERS // 32)
+            stage = add_u32(stage, 8)
+        fence_mbarrier_init()
+    if GROUPED:
+        scratch = add_u32(table, u32_of_i64(table_bytes(groups)))
+        make_table(row_offsets, groups, rows, table, scratch, thread)
+        items = mul_u32(chunk_count(u32_of_i64(groups), table), across)
+    else:
+        items = mul_u32(div_u32(add_u32(u32_of_i64(rows), CHUNK - 1), CHUNK), across)
+        cuda.syncthreads()
+    to = (out, b_decode, e0, e1, e2, e3)
+    a_rows = (row_indices, input_rows)
+    ranges = (expert_ids, tile_starts, table, groups, experts, tiles, rows)
+    item = u32_of_i64(cuda.blockIdx.x)
+    beyond = u32_of_i64(cuda.gridDim.x)
+    if ge_u32(warp, CONSUMERS // 32):
+        # A producer: every second step, of all items, is this warp's.
+        mine = sub_u32(warp, CONSUMERS // 32)
+        half = and_u32(lane, 1)
+        in_tile = shr_u32(lane, 1)
+        column0 = i64_of_u32(shl_u32(half, 5))
+        stage = mine  # of the ring, of this warp's next step
+        parity = add_u32(sub_u32(mine, mine), 1)
+        skip = mine
+        extreme = False
+        while lt_u32(item, items):
+            here = locate(item, across, ranges, lane)
+            _, _, first, count, _, tile_row = here
+            r0 = row_of_item(a_rows, in_tile, count, first, tile_row, a_stride)
+            r1 = row_of_item(a_rows, add_u32(in_tile, 16), count, first, tile_row, a_stride)
+            r2 = row_of_item(a_rows, add_u32(in_tile, 32), count, first, tile_row, a_stride)
+            r3 = row_of_item(a_rows, add_u32(in_tile, 48), count, first, tile_row, a_stride)
+            r4, r5, r6, r7 = r0, r1, r2, r3
+            if CHUNK > 64:
+                r4 = row_of_item(a_rows, add_u32(in_tile, 64), count, first, tile_row, a_stride)
+                r5 = row_of_item(a_rows, add_u32(in_tile, 80), count, first, tile_row, a_stride)
+                r6 = row_of_item(a_rows, add_u32(in_tile, 96), count, first, tile_row, a_stride)
+                r7 = row_of_item(a_rows, add_u32(in_tile, 112), count, first, tile_row, a_stride)
+            step = skip
+            while lt_u32(step, steps):
+                at = add_u32(ring, mul_u32(stage, stage_bytes()))
+                free = add_u32(empty, shl_u32(stage, 3))
+                column = i64_of_u32(shl_u32(step, 6)) + column0
+                some = produce_four(
+                    a, a_scales, r0, r1, r2, r3, column, depth, at, in_tile, half, free, parity
+                )
+                extreme = extreme | some
+                if CHUNK > 64:
+                    low = add_u32(in_tile, 64)
+                    some = produce_four(
+                        a, a_scales, r4, r5, r6, r7, column, depth, at, low, half, free, parity
+                    )
+                    extreme = extreme | some
+                fence_proxy_async_shared()
+                mbarrier_arrive(add_u32(full, shl_u32(stage, 3)))
+                stage = add_u32(stage, PRODUCER_WARPS)
+                if ge_u32(stage, STAGES):
+                    stage = sub_u32(stage, STAGES)
+                    parity = xor_u32(parity, 1)
+                step = add_u32(step, PRODUCER_WARPS)
+            # Where in the next item this warp's first step is.
+            skip = sub_u32(step, steps)
+            item = add_u32(item, beyond)
+        if may_be_extreme():
+            if extreme:
+                atom_max_shared_u32(flags, 1)
+    else:
+        consume(
+            b, b_scales, to, a_rows, ranges, (alpha, alpha_number, a_decode), item, items, beyond,
+            across, columns, row_blocks, steps, ring, full, empty, warp, lane, flags,
+        )  # fmt: skip
+    cuda.syncthreads()
+    # What cannot be right is written again. Here, where no register is short.
+    everything = ne_u32(ld_shared_u32(flags), 0)
+    again = everything | ne_u32(ld_shared_u32(add_u32(flags, 4)), 0)
+    if again and lt_u32(warp, CONSUMERS // 32):
+        group = shr_u32(warp, 2)
+        index = and_u32(thread, 127)
+        operands = (a, a_scales, b, b_scales, depth, a_stride)
+        scalars = (alpha, alpha_number, a_decode)
+        item = u32_of_i64(cuda.blockIdx.x)
+        while lt_u32(item, items):
+            here = locate(item, across, ranges, lane)
+            repeat_slowly(to, a_rows, operands, scalars, here, columns, group, index, everything)
+            item = add_u32(item, beyond)
+    if GROUPED:
+        blank_rows_of_none(out, table, groups, rows, result_columns(columns))
+
+
+def consume(
+    b, b_scales, to, a_rows, ranges, scalars, item, items, beyond,
+    across, columns, row_blocks, steps, ring, full, empty, warp, lane, flags,
+):  # fmt: skip
+    """What a consumer warp does."""
+    alpha, alpha_number, a_decode = scalars
+    group = shr_u32(warp, 2)
+    inner = and_u32(warp, 3)
+    g = shr_u32(lane, 2)
+    t = and_u32(lane, 3)
+    index = add_u32(shl_u32(inner, 5), lane)
+    results = add_u32(ring, results_at())
+    base = add_u32(results, mul_u32(group, STRIPES * piece_bytes()))
+    corner = add_u32(mul_u32(shl_u32(t, 1), PITCH), shl_u32(add_u32(shl_u32(inner, 4), g), 2))
+    corner = add_u32(base, corner)
+    stage = sub_u32(warp, warp)
+    parity = stage
+    plain = False
+    before = empty  # the mbarrier of the stage that the last step has read
+    started = False
+    none = u32_of_i64(0)
+    q0, s0 = load_none()
+    q1, s1 = load_none()
+    q2, s2 = load_none()
+    p0, t0 = load_none()
+    p1, t1 = load_none()
+    p2, t2 = load_none()
+    if lt_u32(item, items):
+        here = locate(item, across, ranges, lane)
+        at = run_of(here, 0, group, inner, row_blocks, steps)
+        header = header_of(here)
+        last = sub_u32(steps, 1)
+        q0, s0 = load_weights(b, b_scales, at, header, lane)
+        q1, s1 = load_weights(b, b_scales, add_u32(at, min_u32(1, last)), header, lane)
+        if AHEAD >= 3:
+            q2, s2 = load_weights(b, b_scales, add_u32(at, min_u32(2, last)), header, lane)
+        if STRIPES == 2:
+            at = run_of(here, 1, group, inner, row_blocks, steps)
+            p0, t0 = load_weights(b, b_scales, at, header, lane)
+            p1, t1 = load_weights(b, b_scales, add_u32(at, min_u32(1, last)), header, lane)
+            if AHEAD >= 3:
+                p2, t2 = load_weights(b, b_scales, add_u32(at, min_u32(2, last)), header, lane)
+    while lt_u32(item, items):
+        here = locate(item, across, ranges, lane)
+        expert = here[0]
+        at0 = run_of(here, 0, group, inner, row_blocks, steps)
+        at1 = at0
+        following = min_u32(add_u32(item, beyond), sub_u32(items, 1))
+        there = locate(following, across, ranges, lane)
+        next0 = run_of(there, 0, group, inner, row_blocks, steps)
+        next1 = next0
+        if STRIPES == 2:
+            at1 = run_of(here, 1, group, inner, row_blocks, steps)
+            next1 = run_of(there, 1, group, inner, row_blocks, steps)
+        header = header_of(here)
+        header_after = header_of(there)
+        acc0 = wgmma_zeros(HALF_TOKENS)
+        acc1 = acc0
+        if STRIPES == 2:
+            acc1 = wgmma_zeros(HALF_TOKENS)
+        step = none
+        while lt_u32(step, steps):
+            # The weights that are AHEAD of this step, perhaps the next item's.
+            later = add_u32(step, AHEAD)
+            more = lt_u32(later, steps)
+            beyond_end = min_u32(sub_u32(later, steps), sub_u32(steps, 1))
+            from_header = select_u32(more, header, header_after)
+            from0 = select_u32(more, add_u32(at0, later), add_u32(next0, beyond_end))
+            mbarrier_wait_parity(add_u32(full, shl_u32(stage, 3)), parity)
+            rows = wgmma_descriptor(add_u32(ring, mul_u32(stage, stage_bytes())), 128, 16, 1024)
+            scale0 = multipliers(s0)
+            acc0 = multiply(acc0, first_fragment(q0, scale0), rows)
+            # One product of the step before may have been under way until now.
+            if started and eq_u32(lane, 0):
+                mbarrier_arrive(before)
+            started = True
+            before = add_u32(empty, shl_u32(stage, 3))
+            scale1 = scale0
+            if STRIPES == 2:
+                scale1 = multipliers(t0)
+                acc1 = multiply(acc1, first_fragment(p0, scale1), rows)
+            acc0 = multiply(acc0, second_fragment(q0, scale0), rows + 2)
+            if STRIPES == 2:
+                acc1 = multiply(acc1, second_fragment(p0, scale1), rows + 2)
+            acc0 = multiply(acc0, third_fragment(q0, scale0), rows + 4)
+            if STRIPES == 2:
+                acc1 = multiply(acc1, third_fragment(p0, scale1), rows + 4)
+            acc0 = multiply(acc0, fourth_fragment(q0, scale0), rows + 6)
+            if STRIPES == 2:
+                acc1 = multiply(acc1, fourth_fragment(p0, scale1), rows + 6)
+            q0, s0 = q1, s1
+            p0, t0 = p1, t1
+            if AHEAD >= 3:
+                q1, s1 = q2, s2
+                p1, t1 = p2, t2
+                q2, s2 = load_weights(b, b_scales, from0, from_header, lane)
+                if STRIPES == 2:
+                    from1 = select_u32(more, add_u32(at1, later), add_u32(next1, beyond_end))
+                    p2, t2 = load_weights(b, b_scales, from1, from_header, lane)
+            else:
+                q1, s1 = load_weights(b, b_scales, from0, from_header, lane)
+                if STRIPES == 2:
+                    from1 = select_u32(more, add_u32(at1, later), add_u32(next1, beyond_end))
+                    p1, t1 = load_weights(b, b_scales, from1, from_header, lane)
+            stage = add_u32(stage, 1)
+            if ge_u32(stage, STAGES):
+                stage = sub_u32(stage, STAGES)
+                parity = xor_u32(parity, 1)
+            step = add_u32(step, 1)
+        acc0 = wgmma_wait(acc0, 0)
+        if STRIPES == 2:
+            acc1 = wgmma_keep(acc1)
+        if eq_u32(lane, 0):
+            mbarrier_arrive(before)
+        started = False
+        rebase = ZERO
+        of_matrix = ZERO
+        if expert >= 0:
+            header_at = expert * matrix_records(i64_of_u32(row_blocks), i64_of_u32(steps))
+            rebase = factor_of_matrix(b_scales, header_at)
+            of_matrix = decode_of_matrix(to[1], expert)
+            if rebase == ZERO:
+                plain = True
+        factors = (alpha, alpha_number, a_decode, rebase, of_matrix)
+        where = (base, corner, group, index)
+        leave_and_store(to, acc0, acc1, a_rows, factors, here, columns, where, 0, 0)
+        if CHUNK > 32:
+            leave_and_store(to, acc0, acc1, a_rows, factors, here, columns, where, 1, 32)
+        if CHUNK > 64:
+            leave_and_store(to, acc0, acc1, a_rows, factors, here, columns, where, 2, 64)
+        if CHUNK > 96:
+            leave_and_store(to, acc0, acc1, a_rows, factors, here, columns, where, 3, 96)
+        item = add_u32(item, beyond)
+    if plain:
+        atom_max_shared_u32(add_u32(flags, 4), 1)
+
+
+def load_none():
+    """Registers for codes and scales."""
+    none = u32_of_i64(0)
+    if B_ELEMENT == "e2m1":
+        return (none, none, none, none), none
+    else:
+        return (none, none, none, none, none, none, none, none), none
+
+
+def leave_and_store(to, acc0, acc1, a_rows, factors, here, columns, where, piece, first: str):
+    """A piece of the results: `first` is its first row of A in the tile."""
+    base, corner, group, index = where
+    if lt_u32(piece * PIECE, here[3]):
+        bar_sync(add_u32(group, 1), 128)
+        st_shared_acc_columns(corner, acc0, PITCH, first, PIECE)
+        if STRIPES == 2:
+            st_shared_acc_columns(add_u32(corner, piece_bytes()), acc1, PITCH, first, PIECE)
+        bar_sync(add_u32(group, 1), 128)
+        store_piece(to, base, a_rows, factors, here, columns, piece, group, index)
+
+
+# Kernels -----------------------------------------------------------------------------------------
+
+
+def shared_bytes(*, tokens: int, stripes: int, stages: int, groups: int | None) -> int:
+    """Bytes of shared memory of a block; `groups` is None in a dense product."""
+    table = 0 if groups is None else table_bytes(groups) + 8 * (THREADS // 32)
+    return stages * tokens * 128 + 2 * stripes * PIECE * PITCH + 16 + 16 * stages + table
+
+
+_SHARED_WITH_NAIVE = (
+    *("A_ELEMENT", "A_SCALE", "A_LAYOUT", "B_ELEMENT", "B_SCALE", "INPUT"),
+    *("ALPHA", "DECODE_A", "DECODE_B", "PAIR", "OFFSETS", "IDS", "INDICES", "A_STARTS"),
+)
+_HERE = {
+    "INPUT": ("bfloat16",),
+    "OUTPUT": ("bfloat16", "float16", "float32"),
+    "GROUPED": (True, False),
+    "CHUNK": tuple(range(16, 129, 8)),
+    "HALF_TOKENS": tuple(range(8, 65, 4)),
+    "STRIPES": (1, 2),
+    "STAGES": tuple(range(2, 17)),
+    "AHEAD": (2, 3),
+    "WHOLE": (True, False),
+    "THREADS": (THREADS,),
+}
+
+
+@functools.cache
+def matmul_sm90_kernel(arrays: tuple[str, ...] = ()) -> Kernel:
+    """The kernel for an epilogue with arrays of these dtypes."""
+    like = grouped_matmul_kernel(arrays)
+    operands, rest = like.parameters[:12], like.parameters[16:]
+    return Kernel(
+        "matmul_sm90",
+        matmul_sm90,
+        (*operands, "u8*", *rest[:-1]),
+        {name: like.constants[name] for name in _SHARED_WITH_NAIVE} | _HERE,
+        architectures=("sm_90a",),
+        blocks_per_sm=1,
+    )
+
+
+MATMUL_SM90 = matmul_sm90_kernel()
+
+
+def variant(b: str = "mxfp4", tokens: int = 128, **more: object) -> dict:
+    """Constants of a usual program, to be changed by name."""
+    scale = "e4m3" if b == "nvfp4" else "e8m0"
+    return {
+        **{"A_ELEMENT": "none", "A_SCALE": "e8m0", "A_LAYOUT": "linear", "INPUT": "bfloat16"},
+        **{"B_ELEMENT": "e2m1" if b.endswith("fp4") else b[-4:], "B_SCALE": scale},
+        **{"ALPHA": "value", "DECODE_A": "none", "DECODE_B": "batch", "PAIR": "none"},
+        **{"OFFSETS": "int32", "IDS": "none", "INDICES": "int32", "A_STARTS": "none"},
+        **{"OUTPUT": "bfloat16", "GROUPED": True, "CHUNK": tokens, "HALF_TOKENS": tokens // 2},
+        **{"STRIPES": 2, "STAGES": 5, "AHEAD": 2, "WHOLE": True, "THREADS": THREADS},
+        **more,
+    }
+
+
+VARIANTS = {
+    "matmul_sm90": (
+        variant(),
+        variant("nvfp4", 32, AHEAD=3),
+        variant("mxfp8_e4m3", 64, GROUPED=False, DECODE_B="scalar", INDICES="none"),
+    ),
+}
