@@ -189,7 +189,7 @@ def grouped_tile(tile, row_offsets, expert_ids, tile_starts, groups, experts, ro
     """A tile of rows: (live, expert, first, count, tile of A's scales, owner, head, tail).
 
     The lanes of a warp call it together. live: whether there is something to multiply; if not, its
-    rows are zeros.
+    rows are zeros. count may be 0 or less: more tiles are allocated than there are.
     """
     owner, first_tile, start, stop, used, head, tail, _ = find_tile(
         row_offsets, row_offsets, groups, rows, tile
@@ -204,7 +204,7 @@ def grouped_tile(tile, row_offsets, expert_ids, tile_starts, groups, experts, ro
             a_tile = load_index(tile_starts, owner, A_STARTS) + tile - first_tile
     else:
         first = (tile - used) << 7
-        count = TILE_M
+        count = min(head + rows - tail - first, TILE_M)
     if a_tile < 0 or a_tile >= tiles:
         expert = -1
     return expert >= 0 and count > 0, expert, first, count, a_tile, owner, head, tail

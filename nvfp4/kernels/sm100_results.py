@@ -79,12 +79,12 @@ def store_element(out, at, v, w, factor, factors_of_b, row, column, expert, e0, 
     store_one(out, at, v)
 
 
-def store_strip(strip, lane, to, width, n, columns, expert):
-    """Store 32 columns of 32 rows: a row after the other, a lane a column, `n` of the result."""
+def store_strip(strip, lane, to, width, n, columns, expert, count):
+    """Store 32 columns of `count` rows, a row after the other; a lane a column, `n` of the result."""
     out, b_decode, e0, e1, e2, e3 = to
     if n < width:
         dbs = factors_of_columns(b_decode, n, width, columns, expert)
-        for r in range(32):
+        for r in range(count):
             line = strip + r * strip_pitch()
             words = ld_shared_v4_u32(line + 4 * strip_words())
             row = i64_of_u32(words[1])
@@ -168,20 +168,26 @@ def finish_tile(base, memory, made, parity, warp, lane, tile, to, factors, row_i
     wide = columns_of_tile() // 2 if PAIR == "interleaved" else columns_of_tile()
     first = column // 2 if PAIR == "interleaved" else column
     chunks = (min(width - first, wide) + 31) // 32
+    # Rows of this warp; with none it only says that it has read its lanes.
+    count = min(of_rows[3] - 32 * warp, 32)
     strip = strips_base(base) + warp * 32 * strip_pitch()
     line = strip + lane * strip_pitch()
     note_row(line, warp * 32 + lane, of_rows, factors, row_indices, shape)
     if live:
         mbarrier_wait_parity(made, parity)
         tcgen05_fence_after_thread_sync()
-    for chunk in range(chunks):
-        if live:
-            take_strip(line, memory, chunk)
-            if chunk == chunks - 1:
-                taken(made)
-        syncwarp(WARP)
-        store_strip(strip, lane, to, width, first + 32 * chunk + lane, columns, of_rows[1])
-        syncwarp(WARP)
+    if count > 0:
+        for chunk in range(chunks):
+            if live:
+                take_strip(line, memory, chunk)
+                if chunk == chunks - 1:
+                    taken(made)
+            syncwarp(WARP)
+            n = first + 32 * chunk + lane
+            store_strip(strip, lane, to, width, n, columns, of_rows[1], count)
+            syncwarp(WARP)
+    elif live:
+        taken(made)
 
 
 def finish_swapped(base, memory, made, parity, warp, lane, tile, to, factors, row_indices, shape):
@@ -205,7 +211,7 @@ def finish_swapped(base, memory, made, parity, warp, lane, tile, to, factors, ro
                 taken(made)
         syncwarp(WARP)
         if n < columns:
-            for r in range(32):
+            for r in range(min(of_rows[3] - part - 32 * chunk, 32)):
                 words = ld_shared_v4_u32(strip + r * strip_pitch() + 4 * strip_words())
                 row = i64_of_u32(words[1])
                 at = row * columns + n

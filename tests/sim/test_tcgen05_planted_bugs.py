@@ -62,7 +62,7 @@ MADE_WAIT = (
 )
 MADE_FENCE = "        tcgen05_fence_after_thread_sync()"
 TAKEN = "tcgen05_fence_before_thread_sync()\n    syncwarp(WARP)\n    if elect(WARP):"
-LAST = "                taken(made)\n        syncwarp(WARP)\n        store_strip"
+LAST = "                    taken(made)\n            syncwarp(WARP)\n            n = first"
 LOADED = (
     "acc = tcgen05_wait_ld(tcgen05_ld(accumulators + 32 * chunk, 32))\n"
     "        st_shared_row(line, acc)\n    elif"
@@ -267,6 +267,7 @@ TABLE = [
         "mine = memory",
         sim.InvalidOperand,
         "lanes 32 to 63",
+        "SWAPPED",
     ),
     Plant(
         "loads_not_awaited",
@@ -292,7 +293,7 @@ TABLE = [
     Plant(
         "strip_read_early",
         LAST,
-        LAST.replace("        syncwarp(WARP)\n", ""),
+        LAST.replace("            syncwarp(WARP)\n", ""),
         sim.DataRace,
         "syncwarp",
     ),
