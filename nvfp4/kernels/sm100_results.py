@@ -80,7 +80,7 @@ def store_element(out, at, v, w, factor, factors_of_b, row, column, expert, e0, 
 
 
 def store_strip(strip, lane, to, width, n, columns, expert, count):
-    """Store 32 columns of `count` rows, a row after the other; a lane a column, `n` of the result."""
+    """Store 32 columns of `count` rows; this lane stores column `n` of the result."""
     out, b_decode, e0, e1, e2, e3 = to
     if n < width:
         dbs = factors_of_columns(b_decode, n, width, columns, expert)
