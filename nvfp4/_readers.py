@@ -5,6 +5,7 @@ No library is imported: an array can only come from one that is.
 
 from __future__ import annotations
 
+import functools
 import sys
 from collections.abc import Callable
 from typing import Any, NoReturn
@@ -63,13 +64,19 @@ def as_array(obj: Any, name: str, *, stream: Any = None) -> Array:
 _Reader = Callable[[Any, str, Any], Array]
 
 
+@functools.lru_cache(maxsize=256)
+def _name_of(dtype: np.dtype[Any]) -> str:
+    """Its name. NumPy makes it anew each time, in half the time that reading an array takes."""
+    return dtype.name
+
+
 def _from_numpy(array: np.ndarray, name: str, stream: Any = None) -> Array:
     dtype = array.dtype
     if not dtype.isnative:
         raise TypeError(f"{name} must be in this machine's byte order; got dtype {dtype.str}")
     spec = Spec(
         "numpy",
-        dtype.name,
+        _name_of(dtype),
         array.shape,
         array.strides,
         dtype.itemsize,
@@ -124,7 +131,13 @@ def _from_torch(tensor: Any, name: str, stream: Any = None) -> Array:
 def _from_cupy(array: Any, name: str, stream: Any = None) -> Array:
     dtype, memory = array.dtype, array.data
     spec = Spec(
-        "cupy", dtype.name, array.shape, array.strides, dtype.itemsize, memory.device_id, False
+        "cupy",
+        _name_of(dtype),
+        array.shape,
+        array.strides,
+        dtype.itemsize,
+        memory.device_id,
+        False,
     )
     return Array(array, spec, memory.ptr)
 
@@ -153,7 +166,9 @@ def _from_cuda_array_interface(array: Any, name: str, stream: Any = None) -> Arr
         else tuple(int(step) for step in strides)
     )
     device = _device_of(array, int(pointer or 0))
-    spec = Spec(_library(array), dtype.name, shape, strides, dtype.itemsize, device, bool(readonly))
+    spec = Spec(
+        _library(array), _name_of(dtype), shape, strides, dtype.itemsize, device, bool(readonly)
+    )
     return Array(array, spec, int(pointer or 0))
 
 

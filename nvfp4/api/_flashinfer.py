@@ -79,7 +79,9 @@ def write(space: Workspace, like: Array, offsets: Array | None = None) -> None:
     _place.launch(where, "flashinfer_tile_starts", facts, buffers, outputs=outputs)
 
 
-def repeated(call: Repeated, plans: tuple[str, ...], make: Callable[[], Any]) -> Any:
+def repeated(
+    call: Repeated, plans: tuple[str, ...], make: Callable[[], Any], *, stream: Any = None
+) -> Any:
     """Make a call with ``out``, or repeat one like it; what `make` returns, or `out`.
 
     Parameters
@@ -92,8 +94,10 @@ def repeated(call: Repeated, plans: tuple[str, ...], make: Callable[[], Any]) ->
         was repeated, or allocated.
     make : function
         The call itself, made of several.
+    stream : optional
+        The call's ``stream`` argument.
     """
-    if repeat(call, None):
+    if repeat(call, stream):
         return call[2][-1]
     with _place.noted() as notes:
         result = make()

@@ -163,6 +163,50 @@ def test_products_allocate_one_scalar_a_stream(gpu: Card, cupy: Any) -> None:  #
     assert [stream for *_, stream in cupy.allocated] == [0, 5]
 
 
+@pytest.mark.parametrize("ctx", [None, 9])
+def test_a_product_like_one_before_is_found_and_follows_its_arguments(
+    gpu: Card,
+    cupy: Any,  # noqa: F811
+    ctx: Any,
+) -> None:
+    def operand(value: float, rows: int) -> Any:
+        q = nvfp4.quantize(np.full((rows, 64), value, np.float32), "nvfp4")
+        return there(q.codes), there(q.scales)
+
+    def double(coords, value):  # type: ignore[no-untyped-def]
+        return value + value
+
+    size = {"SF_VECTOR_SIZE": 16}
+    (a, a_scales), (b, b_scales), (other, other_scales) = (operand(v, 3) for v in (6, 1.5, 3))
+    c, d = (there(np.zeros((3, 3), np.float32)) for _ in range(2))
+    for turn in range(3):
+        for out, right, right_scales, alpha, value in (
+            (c, b, b_scales, 1.0, 576),
+            (d, b, b_scales, 1.0, 576),
+            (c, other, other_scales, 1.0, 1152),
+            (c, b, b_scales, 0.5, 288),
+        ):
+            out.values[...] = np.nan
+            modular.block_scaled_matmul(out, a, right, a_scales, right_scales, alpha, ctx, **size)
+            assert (out.values == value).all(), turn
+        more = {"elementwise_compute_lambda_fn": double}
+        modular.block_scaled_matmul(c, a, b, a_scales, b_scales, 1.0, ctx, **size, **more)
+        assert (c.values == 1152).all()
+        modular.naive_block_scaled_matmul(
+            c, a, b, a_scales, b_scales, ctx, scaling_kind="KIND_MXF4NVF4"
+        )
+        assert (c.values == 576).all()
+    assert {stream for *_, stream, _ in gpu.outcomes} == {ctx or 0}
+    # All calls but the first of each kind.
+    assert len(gpu.repeated) >= 12
+    with pytest.raises(ValueError, match="c_device must have shape"):
+        modular.block_scaled_matmul(c[:2], a, b, a_scales, b_scales, 1.0, ctx, **size)
+    with pytest.raises(ValueError, match="transpose_b must be True"):
+        modular.block_scaled_matmul(
+            c, a, b, a_scales, b_scales, 1.0, ctx, transpose_b=False, **size
+        )
+
+
 def test_what_is_allocated_in_a_capture_is_not_kept(
     gpu: Card,
     cupy: Any,  # noqa: F811
@@ -174,7 +218,7 @@ def test_what_is_allocated_in_a_capture_is_not_kept(
     c = there(np.zeros((4, 4), np.float32))
     for _ in range(2):
         modular.matmul_dynamic_block_scaled_amd(c, codes, codes, scales, scales)
-    assert len(cupy.allocated) == 4  # a and b of each call
+    assert len(cupy.allocated) == 2
     assert not _tensors._ones
 
 

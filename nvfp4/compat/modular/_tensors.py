@@ -19,6 +19,7 @@ from ...tensor import QTensor
 __all__ = [
     "as_array",
     "check_shape",
+    "one",
     "operand",
     "operand_format",
     "output_format",
@@ -105,8 +106,8 @@ def output_format(name: str, output: Spec, x_name: str, columns: int, size: int)
 
 def target(
     names: tuple[str, str],
-    codes: Any,
-    scales: Any,
+    codes: Array,
+    scales: Array,
     fmt: BlockFormat,
     *,
     rows: int,
@@ -118,28 +119,26 @@ def target(
     decode_shape: tuple[int, ...] = (),
 ) -> QTensor:
     """A QTensor over the caller's output arrays, with a decode scale of its own, to be written."""
-    view = arrays.as_array(codes, names[0], stream=ctx)
-    scale_view = arrays.as_array(scales, names[1], stream=ctx)
     shape = layouts.scale_shape(fmt, (rows, columns), scale_layout)
     if groups is None:
-        check_shape(names[1], scale_view.spec, shape, f" for {fmt.name} of {(rows, columns)}")
-    elif len(scale_view.shape) != 5 or scale_view.shape[1:] != shape[1:]:
+        check_shape(names[1], scales.spec, shape, f" for {fmt.name} of {(rows, columns)}")
+    elif len(scales.shape) != 5 or scales.shape[1:] != shape[1:]:
         raise ValueError(
             f"{names[1]} must have shape [tiles, {', '.join(map(str, shape[1:]))}] for {fmt.name} "
-            f"of {columns} columns; got {scale_view.shape}"
+            f"of {columns} columns; got {scales.shape}"
         )
-    for name, array in zip(names, (view, scale_view), strict=True):
+    for name, array in zip(names, (codes, scales), strict=True):
         check_contiguous(name, array.spec)
-    handle = arrays.stream_pointer(view, ctx)
-    decode = arrays.empty(decode_shape, "float32", view, stream=handle)
-    return QTensor.from_parts(
-        codes,
-        scales,
-        fmt,
-        decode_scale=decode.owner,
-        scale_layout=scale_layout,
-        groups=groups,
-        tile_starts=tile_starts,
+    decode = arrays.empty(decode_shape, "float32", codes, stream=arrays.stream_pointer(codes, ctx))
+    return QTensor(
+        arrays.as_bytes(codes.owner, codes),
+        arrays.as_bytes(scales.owner, scales),
+        decode.owner,
+        fmt.name,
+        (rows, columns),
+        scale_layout,
+        groups,
+        tile_starts,
     )
 
 
@@ -175,19 +174,13 @@ def operand(
     codes: Any,
     scales: Any,
     fmt: BlockFormat,
-    *,
     scale_layout: str,
-    ctx: Any,
+    decode_scale: Any,
 ) -> QTensor:
-    """An operand of a product, its decode scale 1."""
-    view = arrays.as_array(codes, names[0], stream=ctx)
+    """An operand of a product, with a decode scale of 1."""
     try:
         return QTensor.from_parts(
-            codes,
-            scales,
-            fmt,
-            decode_scale=_one(view, arrays.stream_pointer(view, ctx)),
-            scale_layout=scale_layout,
+            codes, scales, fmt, decode_scale=decode_scale, scale_layout=scale_layout
         )
     except (TypeError, ValueError) as error:
         raise type(error)(f"{names[0]} and {names[1]}: {error}") from None
@@ -199,11 +192,15 @@ _ones: dict[tuple[str, int | None, int], Any] = {}
 _filling = threading.Lock()
 
 
-def _one(like: Array, handle: int) -> Any:
+def one(like: Array, ctx: Any) -> Any:
+    """A float32 scalar 1 of the library and on the stream of a call, for kernels to read."""
+    handle = arrays.stream_pointer(like, ctx)
     key = like.library, like.device, handle
     if key in _ones:
         return _ones[key]
     with _filling:
+        if key in _ones:
+            return _ones[key]
         made = arrays.full((), 1.0, "float32", like, stream=handle)
         # What is allocated while a stream is captured belongs to the graph.
         if like.device is None or not _capturing(handle, like.device):

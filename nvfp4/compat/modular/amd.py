@@ -11,11 +11,20 @@ from typing import Any
 
 from ... import api, arrays
 from ..._parts import check_dtype
+from ...api._flashinfer import repeated
 from ...arrays import Array
 from ...formats import MXFP4
 from ...tensor import QTensor
 from ._options import also_named, check_threads, in_words_of
-from ._tensors import as_array, check_shape, operand, output_format, target, vector_size
+from ._tensors import (
+    as_array,
+    check_shape,
+    one,
+    operand,
+    output_format,
+    target,
+    vector_size,
+)
 
 __all__ = [
     "grouped_matmul_block_scaled_amd",
@@ -75,8 +84,8 @@ def quantize_mx_amd(
     names = "output_tile", "scales_tile"
     out = target(
         names,
-        output_tile,
-        scales_tile,
+        output,
+        scales,
         fmt,
         rows=rows,
         columns=columns,
@@ -158,8 +167,10 @@ def quantize_dynamic_block_scaled_mxfp4(
     matrix = _as_matrix(input, rows, columns)
     out = target(
         ("output", "output_scales"),
-        _as_matrix(output, rows, columns // 2),
-        _as_matrix(output_scales, rows, columns // 32),
+        arrays.as_array(_as_matrix(output, rows, columns // 2), "output", stream=ctx),
+        arrays.as_array(
+            _as_matrix(output_scales, rows, columns // 32), "output_scales", stream=ctx
+        ),
         MXFP4,
         rows=rows,
         columns=columns,
@@ -203,11 +214,20 @@ def matmul_dynamic_block_scaled_amd(
     ValueError
         Shapes that do not fit, K that is no multiple of 32 among them.
     """
-    left = _operand("a", a, a_scales, "M", ctx)
-    right = _operand("b", b, b_scales, "N", ctx)
-    result = _result(c, ctx, (left.shape[0], right.shape[0]))
-    with in_words_of({"out": "c"}):
-        return api.matmul(left, right, out=c, out_dtype=result.dtype, stream=ctx)
+    like = as_array("a", a, "M K/2", ctx)
+    scalar = one(like, ctx)
+
+    def make() -> Any:
+        left = _operand("a", a, a_scales, "M", ctx, scalar)
+        right = _operand("b", b, b_scales, "N", ctx, scalar)
+        result = _result(c, ctx, (left.shape[0], right.shape[0]))
+        with in_words_of({"out": "c"}):
+            return api.matmul(left, right, out=c, out_dtype=result.dtype, stream=ctx)
+
+    if like.device is None:
+        return make()
+    arguments = (a, b, a_scales, b_scales, scalar, c)
+    return repeated(("modular.amd", (), arguments), ("matmul",), make, stream=ctx)
 
 
 def grouped_matmul_block_scaled_amd(
@@ -251,31 +271,41 @@ def grouped_matmul_block_scaled_amd(
     ValueError
         Shapes that do not fit; what :func:`nvfp4.grouped_matmul` says of offsets and ids.
     """
-    left = _operand("a", a, a_scales, "M", ctx)
-    right = _operand("b", b, b_scales, "E N", ctx)
-    result = _result(c, ctx, (left.shape[0], right.shape[1]))
     if not isinstance(num_active_experts, int) or isinstance(num_active_experts, bool):
         raise TypeError(f"num_active_experts must be an int; got {num_active_experts!r}")
     offsets = _first("row_offsets", row_offsets, num_active_experts, 1, ctx)
     ids = _first("expert_ids", expert_ids, num_active_experts, 0, ctx)
-    with in_words_of({"out": "c"}):
-        return api.grouped_matmul(
-            left,
-            right,
-            row_offsets=offsets,
-            expert_ids=ids,
-            out=c,
-            out_dtype=result.dtype,
-            stream=ctx,
-        )
+
+    like = as_array("a", a, "M K/2", ctx)
+    scalar = one(like, ctx)
+
+    def make() -> Any:
+        left = _operand("a", a, a_scales, "M", ctx, scalar)
+        right = _operand("b", b, b_scales, "E N", ctx, scalar)
+        result = _result(c, ctx, (left.shape[0], right.shape[1]))
+        with in_words_of({"out": "c"}):
+            return api.grouped_matmul(
+                left,
+                right,
+                row_offsets=offsets,
+                expert_ids=ids,
+                out=c,
+                out_dtype=result.dtype,
+                stream=ctx,
+            )
+
+    if like.device is None:
+        return make()
+    arguments = (a, b, a_scales, b_scales, offsets, ids, scalar, c)
+    return repeated(("modular.grouped_amd", (), arguments), ("grouped_matmul",), make, stream=ctx)
 
 
-def _operand(name: str, codes: Any, scales: Any, rows: str, ctx: Any) -> QTensor:
+def _operand(name: str, codes: Any, scales: Any, rows: str, ctx: Any, scalar: Any) -> QTensor:
     view = as_array(name, codes, f"{rows} K/2", ctx)
     check_dtype(name, view.spec, ("uint8",))
     scales_name = f"{name}_scales"
     vector_size(scales_name, as_array(scales_name, scales, f"{rows} K/32", ctx).spec, 32)
-    return operand((name, scales_name), codes, scales, MXFP4, scale_layout="linear", ctx=ctx)
+    return operand((name, scales_name), codes, scales, MXFP4, "linear", scalar)
 
 
 def _result(c: Any, ctx: Any, shape: tuple[int, int]) -> Array:

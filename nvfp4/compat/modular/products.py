@@ -6,12 +6,13 @@ from typing import Any
 
 from ... import api
 from ..._parts import check_dtype
+from ...api._flashinfer import repeated
 from ...api._reference import reference_matmul
 from ...arrays import dtype_name
 from ...epilogue import Epilogue
 from ...formats import BlockFormat
 from ._options import check_fixed, element_function, in_words_of
-from ._tensors import as_array, check_shape, operand, operand_format, vector_size
+from ._tensors import as_array, check_shape, one, operand, operand_format, vector_size
 
 __all__ = [
     "block_scaled_matmul",
@@ -242,8 +243,36 @@ def _product(
     *,
     reference: bool = False,
 ) -> Any:
-    alpha_name = "alpha" if reference else "tensor_sf"
     check_fixed("transpose_b", transpose_b, True, "b is [N, K]")
+    alpha_name = "alpha" if reference else "tensor_sf"
+
+    like = as_array(names[1], values[1], "M columns", ctx)
+    scalar = one(like, ctx)
+    more = alpha, alpha_name, ctx, given_size, epilogue, formats, reference, scalar
+
+    def make() -> Any:
+        return _multiplied(names, values, *more)
+
+    if like.device is None:
+        return make()
+    c, a, b, a_scales, b_scales = values
+    arguments = (a, b, a_scales, b_scales, alpha, epilogue, scalar, c)
+    call = ("modular.product", (given_size, formats, reference), arguments)
+    return repeated(call, ("matmul",), make, stream=ctx)
+
+
+def _multiplied(
+    names: _Five,
+    values: _Five,
+    alpha: Any,
+    alpha_name: str,
+    ctx: Any,
+    given_size: int | None,
+    epilogue: Epilogue | None,
+    formats: tuple[Any, Any],
+    reference: bool,
+    scalar: Any,
+) -> Any:
     c = values[0]
     operands = []
     for side in (1, 2):
@@ -252,16 +281,8 @@ def _product(
         view = as_array(scales_name, scales, "tiles k_tiles 32 4 4", ctx)
         size = vector_size(scales_name, view.spec, given_size)
         fmt = operand_format(names[side], codes.spec, size, formats[side - 1])
-        operands.append(
-            operand(
-                (names[side], scales_name),
-                values[side],
-                scales,
-                fmt,
-                scale_layout="tcgen",
-                ctx=ctx,
-            )
-        )
+        given = (names[side], scales_name), values[side], scales
+        operands.append(operand(*given, fmt, "tcgen", scalar))
     a, b = operands
     result = as_array(names[0], c, "M N", ctx)
     check_dtype(names[0], result.spec, _RESULTS)

@@ -77,8 +77,7 @@ def quantize_dynamic_block_scaled(
     size = vector_size("scales_device", scales.spec, SF_VECTOR_SIZE)
     layout = "linear" if len(scales.shape) == 2 else "tcgen"
     names = "output_device", "scales_device", "input_device"
-    values = output_device, scales_device, input_device
-    return _quantize(names, values, size, layout, tensor_sf, ctx)
+    return _quantize(names, output_device, scales, input_device, size, layout, tensor_sf, ctx)
 
 
 @also_named(output="output_tile", scales="scales_tile", input="input_tile")
@@ -125,7 +124,7 @@ def quantize_dynamic_scaled_fp4fp8(
     scales = arrays.as_array(scales_tile, "scales_tile", stream=ctx)
     size = vector_size("scales_tile", scales.spec, SF_VECTOR_SIZE)
     names = "output_tile", "scales_tile", "input_tile"
-    return _quantize(names, (output_tile, scales_tile, input_tile), size, "tcgen", tensor_sf, ctx)
+    return _quantize(names, output_tile, scales, input_tile, size, "tcgen", tensor_sf, ctx)
 
 
 @also_named(
@@ -159,32 +158,30 @@ def quantize_dynamic_scaled_fp4_async(
     TypeError, ValueError
         As :func:`quantize_dynamic_block_scaled`; another format than nvfp4.
     """
-    check_dtype(
-        "scales_tensor_tile",
-        arrays.as_array(scales_tensor_tile, "scales_tensor_tile", stream=ctx).spec,
-        ("float8_e4m3fn", "uint8"),
-    )
+    scales = arrays.as_array(scales_tensor_tile, "scales_tensor_tile", stream=ctx)
+    check_dtype("scales_tensor_tile", scales.spec, ("float8_e4m3fn", "uint8"))
     check_fixed("SF_VECTOR_SIZE", SF_VECTOR_SIZE, 16, "this function makes nvfp4")
     names = "output_tensor_tile", "scales_tensor_tile", "input_tensor_tile"
-    values = output_tensor_tile, scales_tensor_tile, input_tensor_tile
-    return _quantize(names, values, 16, "tcgen", tensor_sf, ctx)
+    output, x = output_tensor_tile, input_tensor_tile
+    return _quantize(names, output, scales, x, 16, "tcgen", tensor_sf, ctx)
 
 
 def _quantize(
     names: tuple[str, str, str],
-    values: tuple[Any, Any, Any],
+    output: Any,
+    scales: Array,
+    x: Any,
     size: int,
     layout: str,
     tensor_sf: Any,
     ctx: Any,
 ) -> QTensor:
-    output = as_array(names[0], values[0], "M columns", ctx)
-    source = as_array(names[2], values[2], "M N", ctx)
-    rows, columns = source.shape
-    fmt = output_format(names[0], output.spec, names[2], columns, size)
-    if output.shape[0] != rows:
+    codes = as_array(names[0], output, "M columns", ctx)
+    rows, columns = as_array(names[2], x, "M N", ctx).shape
+    fmt = output_format(names[0], codes.spec, names[2], columns, size)
+    if codes.shape[0] != rows:
         raise ValueError(
-            f"{names[0]} must have the {rows} rows of {names[2]}; got shape {output.shape}"
+            f"{names[0]} must have the {rows} rows of {names[2]}; got shape {codes.shape}"
         )
     scale = _encode_scale("tensor_sf", tensor_sf)
     even = fmt.name == "mxfp4" and layout == "linear"
@@ -194,12 +191,12 @@ def _quantize(
             f"which has no factor of the tensor; got {tensor_sf!r:.40}"
         )
     out = target(
-        names[:2], *values[:2], fmt, rows=rows, columns=columns, scale_layout=layout, ctx=ctx
+        names[:2], codes, scales, fmt, rows=rows, columns=columns, scale_layout=layout, ctx=ctx
     )
     words = {"x": names[2], "out.codes": names[0], "out.scales": names[1]}
     with in_words_of({**words, "encode_scale": "tensor_sf"}):
         return api.quantize(
-            values[2],
+            x,
             fmt,
             encode_scale=scale,
             scale_rounding="even" if even else "rceil",
@@ -315,8 +312,8 @@ def grouped_quantize_dynamic_scaled_fp4_async(
     factors = as_array("sf_tensor", sf_tensor, "E", ctx)
     out = target(
         names,
-        output_tensor,
-        scales_tensor,
+        output,
+        scales,
         fmt,
         rows=rows,
         columns=source.shape[1],
