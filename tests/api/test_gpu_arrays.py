@@ -408,7 +408,7 @@ def test_a_repeated_call_makes_the_checks_that_depend_on_values(
         decode_scale=at(3072, expected.decode_scale),
     )  # fmt: skip
     nvfp4.quantize(at(0, X), "nvfp4", out=out, encode_scale=1.0)
-    nvfp4.quantize(at(16, X), "nvfp4", out=out, encode_scale=1.0)
+    nvfp4.quantize(at(32, X), "nvfp4", out=out, encode_scale=1.0)
     assert len(card.repeated) == 1
     for first, name in ((2048 - X.nbytes + 16, "codes"), (2800, "scales")):
         with says(ValueError, f"out.{name} must not overlap x"):
@@ -693,6 +693,13 @@ def addresses_are_aligned(*arrays: stubs.CupyArray) -> bool:
     return all(array.data.ptr % 16 == 0 for array in arrays)
 
 
+def alignment_for_maps(a: nvfp4.QTensor, b: nvfp4.QTensor) -> int:
+    """What codes are multiples of, 32 or 16; 0 where something is a multiple of neither."""
+    if not addresses_are_aligned(a.codes, b.codes, a.scales, b.scales):
+        return 0
+    return 16 if (a.codes.data.ptr | b.codes.data.ptr) % 32 else 32
+
+
 def test_a_product_of_two_tensors_is_planned_and_bound(card: Card, cupy: stubs.Cupy) -> None:
     a = on_device(cupy, nvfp4.quantize(X, "nvfp4", encode_scale="row_amax"))
     b = on_device(cupy, nvfp4.quantize(values(7, 64), "mxfp4", scale_layout="linear"))
@@ -705,6 +712,7 @@ def test_a_product_of_two_tensors_is_planned_and_bound(card: Card, cupy: stubs.C
         "b_format": "mxfp4", "b_dtype": None, "b_layout": "linear", "decode_b": "scalar",
         "out_dtype": "bfloat16", "epilogue": None, "alpha": "array",
         "aligned": addresses_are_aligned(a.codes, b.codes),
+        "map_alignment": alignment_for_maps(a, b), "processors": 132,
     }  # fmt: skip
     bound = {name: getattr(value, "owner", value) for name, value in card.buffers.items()}
     assert bound == {
@@ -758,6 +766,7 @@ def test_a_grouped_product_is_planned_and_bound(card: Card, cupy: stubs.Cupy) ->
         "b_format": "nvfp4", "b_dtype": None,
         "b_layout": "tcgen", "decode_b": "batch", "out_dtype": "float16", "epilogue": None,
         "alpha": "expert", "aligned": addresses_are_aligned(a.codes, b.codes),
+        "map_alignment": alignment_for_maps(a, b), "processors": 132,
     }  # fmt: skip
     bound = {name: getattr(value, "owner", value) for name, value in card.buffers.items()}
     assert bound == {
