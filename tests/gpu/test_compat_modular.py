@@ -282,3 +282,93 @@ def test_calls_are_on_the_stream_that_ctx_names_and_can_be_captured(cupy: Any) -
     graph.launch(stream)
     stream.synchronize()
     assert cupy.asnumpy(c).tobytes() == wanted.tobytes()
+
+
+# The shapes of the seed's own tests ---------------------------------------------------------------
+
+#: Columns, rows of each expert, factor of each.
+GROUPED = [
+    (704, (256, 128, 256), (1, 1, 1)),
+    (704, (100, 200, 50), (1, 1, 1)),
+    (704, (13, 999), (1, 1)),
+    (2944, (256, 128, 256), (0.43, 1, 0.5)),
+    (352, (100, 60), (1, 0.5)),
+]
+
+
+@pytest.mark.parametrize(("columns", "lengths", "factors"), GROUPED)
+def test_grouped_bytes_are_those_of_each_expert_alone(
+    cupy: Any, columns: int, lengths: tuple[int, ...], factors: tuple[float, ...]
+) -> None:
+    rng = np.random.default_rng(12)
+    x = rng.uniform(-1, 1, (sum(lengths), columns)).astype(BF16)
+    offsets = np.concatenate([[0], np.cumsum(lengths)]).astype(np.uint32)
+    tiles = -(-len(x) // 128) + len(lengths)
+    # A row behind the payload, which must stay as it is.
+    memory = cupy.full((len(x) + 1, columns // 2), 0xEE, np.uint8)
+    scales = cupy.full((tiles, -(-columns // 64), 32, 4, 4), POISON, np.uint8)
+    starts = np.concatenate([[0], np.cumsum(-(-np.array(lengths) // 128))[:-1]])
+    modular.grouped_quantize_dynamic_scaled_fp4_async(
+        memory[:-1],
+        scales,
+        cupy.asarray(x),
+        cupy.asarray(offsets),
+        cupy.asarray((starts - offsets[:-1] // 128).astype(np.uint32)),
+        cupy.asarray(np.arange(len(lengths), dtype=np.int32)),
+        cupy.asarray(np.array(factors, np.float32)),
+        SF_VECTOR_SIZE=16,
+    )
+    got, got_scales = cupy.asnumpy(memory), cupy.asnumpy(scales)
+    assert (got[-1] == 0xEE).all()
+    for i, factor in enumerate(factors):
+        rows = slice(int(offsets[i]), int(offsets[i + 1]))
+        output = cupy.asarray(empty((lengths[i], columns // 2), np.uint8))
+        own = cupy.full((-(-lengths[i] // 128), *scales.shape[1:]), POISON, np.uint8)
+        modular.quantize_dynamic_scaled_fp4fp8(
+            None, output, own, cupy.asarray(x[rows]), columns, columns, factor
+        )
+        assert (got[rows] == cupy.asnumpy(output)).all()
+        first = int(starts[i])
+        assert (got_scales[first : first + len(own)] == cupy.asnumpy(own)).all()
+    used = int(starts[-1]) + -(-lengths[-1] // 128)
+    assert not got_scales[used:].any()
+
+
+@pytest.mark.parametrize(
+    ("rows", "columns", "factor"),
+    [(256, 704, 1), (999, 576, 1), (129, 2944, 1), (3456, 2944, 0.43), (13, 2176, 0.5)],
+)
+def test_both_quantisers_of_nvfp4_give_the_same_bytes(
+    cupy: Any, rows: int, columns: int, factor: float
+) -> None:
+    x = cupy.asarray(rows_of(13, rows, columns))
+    results = []
+    for function, more in (
+        (modular.quantize_dynamic_scaled_fp4_async, ()),
+        (modular.quantize_dynamic_scaled_fp4fp8, (columns, columns)),
+    ):
+        output, scales = pair(MAKERS["cupy"](), "nvfp4", (rows, columns))
+        function(None, output, scales, x, *more, tensor_sf=factor)
+        results.append(cupy.asnumpy(output).tobytes() + cupy.asnumpy(scales).tobytes())
+    assert results[0] == results[1]
+    expected = nvfp4.quantize(cupy.asnumpy(x), "nvfp4", encode_scale=factor)
+    assert results[0] == expected.codes.tobytes() + expected.scales.tobytes()
+
+
+@pytest.mark.parametrize("shape", [(128, 4), (129, 4), (129, 5), (1024, 1024), (16384, 3328)])
+def test_scales_of_the_seeds_shapes_are_rearranged(cupy: Any, shape: tuple[int, int]) -> None:
+    scales = np.random.default_rng(14).integers(0, 127, shape).astype(np.uint8)
+    expected = nvfp4.interleave_scales(scales)
+    out = cupy.full(expected.shape, POISON, np.uint8)
+    modular.block_scales_interleave_fp4(None, cupy.asarray(scales), out)
+    assert (cupy.asnumpy(out) == expected).all()
+
+
+@pytest.mark.parametrize("columns", [136, 184, 8200, 16392])
+def test_columns_that_end_inside_a_block_are_refused(cupy: Any, columns: int) -> None:
+    x = cupy.zeros((258, columns), np.float16)
+    output = cupy.full((258, columns // 2), POISON, np.uint8)
+    scales = cupy.full((3, -(-columns // 64), 32, 4, 4), POISON, np.uint8)
+    with pytest.raises(ValueError, match=f"multiple of 16 for nvfp4.*got {columns}"):
+        modular.quantize_dynamic_block_scaled(output, scales, x, 1.0, SF_VECTOR_SIZE=16)
+    assert (output == POISON).all()
