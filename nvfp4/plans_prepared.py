@@ -54,12 +54,7 @@ def decode(
     UnsupportedError
         Pairs in halves of a number of columns that is no multiple of 32.
     """
-    if constants["PAIR"] == "halves" and columns % 32:
-        raise UnsupportedError(
-            "an epilogue of pairs in halves needs a number of columns (N) that is a multiple of 32 "
-            f"with prepared weights; got {columns}: pass the weights that they were made of, or "
-            "interleave the pairs (halves=False)"
-        )
+    _check_pairs(constants, columns)
     cut = tile(constants, rows, columns, depth, groups, processors)
     steps = ceil_div(depth, 64)
     own = {
@@ -87,6 +82,16 @@ def decode(
     )
 
 
+def _check_pairs(constants: Mapping[str, Any], columns: int) -> None:
+    """Gates and their partners stand in the same places of their stripes of 16 columns."""
+    if constants["PAIR"] == "halves" and columns % 32:
+        raise UnsupportedError(
+            "an epilogue of pairs in halves needs a number of columns (N) that is a multiple of 32 "
+            f"with prepared weights; got {columns}: pass the weights that they were made of, or "
+            "interleave the pairs (halves=False)"
+        )
+
+
 #: Rows a range from which on ``kernels.matmul_sm90`` is faster.
 MANY_ROWS = 17
 MOST_TOKENS = 128
@@ -109,7 +114,13 @@ def prefill(
     ----------
     constants, rows, columns, depth, groups, processors, kernel, args
         As in :func:`decode`.
+
+    Raises
+    ------
+    UnsupportedError
+        As in :func:`decode`.
     """
+    _check_pairs(constants, columns)
     steps = ceil_div(depth, 64)
     mean = rows / (groups or 1)
     if mean < MANY_ROWS or steps < 3 or constants["INPUT"] != "bfloat16":

@@ -15,10 +15,11 @@ import numpy as np
 import pytest
 
 import nvfp4
-from nvfp4 import plans_products
+from nvfp4 import plans_prepared, plans_products
+from nvfp4.kernels import KERNELS, variants
 
 BF16 = ml_dtypes.bfloat16
-K, E = 128, 3
+K, E = 192, 3
 OFFSETS = np.array([0, 3, 3, 6], np.int32)
 IDS = np.array([2, 0, 1], np.int32)
 #: Rows of the result that have an expert, and which; the others are written as 0.
@@ -66,6 +67,8 @@ WAYS = [
     Way("grouped_matmul_sm120", "sm_120a", True, True),
     Way("matmul_decode", "sm_90a", False, False, 32, prepared=True),
     Way("matmul_decode", "sm_90a", True, False, 32, prepared=True),
+    Way("matmul_sm90", "sm_90a", False, False, 32, prepared=True),
+    Way("matmul_sm90", "sm_90a", True, False, 32, prepared=True),
 ]
 ways = pytest.mark.parametrize(
     "way",
@@ -80,8 +83,14 @@ ways = pytest.mark.parametrize(
 def sizes(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     """The fast kernels are for large products; here they take small ones, too."""
     planned = (plans_products.matmul, plans_products.grouped_matmul)
-    if request.node.callspec.params["way"].large:
+    if not hasattr(request.node, "callspec"):
+        yield
+        return
+    way = request.node.callspec.params["way"]
+    if way.large:
         monkeypatch.setattr(plans_products, "_FEW_PRODUCTS", 1)
+    if way.kernel == "matmul_sm90":
+        monkeypatch.setattr(plans_prepared, "MANY_ROWS", 1)
     for plan in planned:
         plan.cache_clear()
     yield
@@ -206,7 +215,11 @@ def test_rows_without_an_expert_are_zero_whatever_it_returns(way: Way) -> None:
     assert (owner < 0).any()
 
 
-@pytest.mark.parametrize("way", [WAYS[-1]._replace(columns=48)], ids=["48"])
+@pytest.mark.parametrize(
+    "way",
+    [way._replace(columns=48) for way in WAYS if way.prepared],
+    ids=lambda way: f"{way.kernel}-48{'-groups' * way.grouped}",
+)
 def test_halves_that_a_kernel_of_prepared_weights_cannot_pair_are_refused(way: Way) -> None:
     with pytest.raises(nvfp4.UnsupportedError, match=r"multiple of 32.*got 48.*halves=False"):
         product(way, nvfp4.epilogues.swiglu())
@@ -231,3 +244,15 @@ def test_names_in_its_code_are_its_own(way: Way) -> None:
     wanted = sums * 4 + 0.25
     wanted[owner < 0] = 0
     np.testing.assert_array_equal(got, wanted)
+
+
+def test_no_kernel_with_an_epilogue_is_missing_above() -> None:
+    calling = {
+        name
+        for name, kernel in KERNELS.items()
+        for function in variants(kernel)[0].sources()
+        if {"epilogue", "pair_epilogue"} & set(function.__code__.co_names)
+    }
+    missing = {name for name in calling if not any(name.startswith(way.kernel) for way in WAYS)}
+    assert calling
+    assert not missing, "give each of these kernels a Way, so that the promises are tested there"
