@@ -19,7 +19,7 @@ from nvfp4 import plans_prepared, plans_products
 from nvfp4.kernels import KERNELS, variants
 
 BF16 = ml_dtypes.bfloat16
-K, E = 192, 3
+E = 3
 OFFSETS = np.array([0, 3, 3, 6], np.int32)
 IDS = np.array([2, 0, 1], np.int32)
 #: Rows of the result that have an expert, and which; the others are written as 0.
@@ -43,6 +43,8 @@ class Way(NamedTuple):
         Whether it is for large products.
     prepared
         Whether B is prepared.
+    depth
+        K.
     """
 
     kernel: str
@@ -52,6 +54,7 @@ class Way(NamedTuple):
     columns: int = 16
     large: bool = True
     prepared: bool = False
+    depth: int = 64
 
 
 WAYS = [
@@ -67,8 +70,8 @@ WAYS = [
     Way("grouped_matmul_sm120", "sm_120a", True, True),
     Way("matmul_decode", "sm_90a", False, False, 32, prepared=True),
     Way("matmul_decode", "sm_90a", True, False, 32, prepared=True),
-    Way("matmul_sm90", "sm_90a", False, False, 32, prepared=True),
-    Way("matmul_sm90", "sm_90a", True, False, 32, prepared=True),
+    Way("matmul_sm90", "sm_90a", False, False, 32, prepared=True, depth=192),
+    Way("matmul_sm90", "sm_90a", True, False, 32, prepared=True, depth=192),
 ]
 ways = pytest.mark.parametrize(
     "way",
@@ -108,8 +111,8 @@ def product(
     way: Way, epilogue: Any, out_dtype: Any = "float32"
 ) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
     """A simulated product; the sums, [M, N]; and the expert of each row, -1 for none."""
-    a = integers(1, (M, K)).astype(BF16)
-    stack = integers(2, (E, way.columns, K))
+    a = integers(1, (M, way.depth)).astype(BF16)
+    stack = integers(2, (E, way.columns, way.depth))
     more: dict[str, Any] = {"epilogue": epilogue, "out_dtype": out_dtype, "alpha": 2.0}
     if way.grouped:
         owner = np.full(M, -1)
