@@ -127,8 +127,10 @@ def test_amds_quantisers(library: Library, format: str) -> None:
         same(library, flat[1], expected.scales.reshape(-1))
 
 
-@formats
-@pytest.mark.parametrize("gathered", [False, True])
+@pytest.mark.parametrize(
+    ("format", "gathered"),
+    [("nvfp4", False), ("nvfp4", True), ("mxfp4", False), ("mxfp8_e4m3", True)],
+)
 def test_the_grouped_quantiser(library: Library, format: str, gathered: bool) -> None:
     rng = np.random.default_rng(3)
     groups, rows, columns = 40, 900, 704
@@ -202,10 +204,13 @@ def test_products(library: Library, format: str, shape: tuple[int, int, int]) ->
     parts, wanted = operands(library, format, *shape, "tcgen")
     size = {"SF_VECTOR_SIZE": SIZE[format]}
     more = {**size, "a_format": format, "b_format": format}
-    for dtype in (np.float32, BF16):
-        c = library.there(empty(wanted.shape, dtype))
+    c = library.there(empty(wanted.shape, BF16))
+    for _ in range(2):  # the second time, the call is found
         assert modular.block_scaled_matmul(c, *parts, 0.5, **more) is c
-        same(library, c, (wanted / 2).astype(dtype))
+        same(library, c, (wanted / 2).astype(BF16))
+        c[...] = 0
+    if format != "nvfp4":  # what an epilogue is given does not depend on the operands
+        return
 
     def place(coords, value):  # type: ignore[no-untyped-def]
         row, column = coords
