@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from .shared import CheckedSharedMemory, SharedMemory
+from .clusters import RANK_SHIFT, Cluster
+from .shared import SHARED_BASE, CheckedSharedMemory, SharedMemory
 from .thread import Thread
 from .waits import Barrier, Collective
 
@@ -66,8 +67,13 @@ class Warp:
 class Block:
     """A thread block that is resident: its warps, its barriers and its shared memory."""
 
-    def __init__(self, launch: Launch, index: tuple[int, int, int]) -> None:
+    def __init__(
+        self, launch: Launch, index: tuple[int, int, int], cluster: Cluster, rank: int
+    ) -> None:
         self.launch = launch
+        #: The cluster, and which of its blocks this one is.
+        self.cluster = cluster
+        self.rank = rank
         self.machine = launch.machine
         self.block_index = Dim3(*index)
         self.block_dim = launch.block_dim
@@ -81,10 +87,13 @@ class Block:
         checks = launch.machine.checks
         if checks.unwritten or checks.races:
             self.shared: SharedMemory = CheckedSharedMemory(
-                launch.shared_bytes, unwritten=checks.unwritten, races=checks.races
+                launch.shared_bytes,
+                SHARED_BASE | rank << RANK_SHIFT,
+                unwritten=checks.unwritten,
+                races=checks.races,
             )
         else:
-            self.shared = SharedMemory(launch.shared_bytes)
+            self.shared = SharedMemory(launch.shared_bytes, SHARED_BASE | rank << RANK_SHIFT)
         count = len(launch.thread_indices)
         self.live: int = count
         self.nobody: list[int] = [0] * count

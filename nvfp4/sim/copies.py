@@ -10,11 +10,13 @@ from collections.abc import Iterable
 from typing import TYPE_CHECKING, Any
 
 from ..errors import UnsupportedError
+from .clusters import in_block, members
 from .errors import Finding, InvalidOperand, Misaligned, MissingFence
 from .mbarriers import MBarrier, find, find_for_engine
 from .order import Access, Agent, fence, learn, ordered
 
 if TYPE_CHECKING:
+    from .block import Block
     from .launch import AsyncOperation
     from .thread import Thread
 
@@ -83,11 +85,12 @@ def _aligned(what: str, nbytes: int, **values: int) -> None:
             )
 
 
-def _alive(thread: Thread, name: str) -> None:
-    if not thread.block.live:
+def _alive(thread: Thread, name: str, block: Block | None = None) -> None:
+    block = thread.block if block is None else block
+    if not block.live:
         raise Finding(
-            f"the {name} is still in flight when its block, {tuple(thread.block.block_index)}, has "
-            "left the kernel"
+            f"the {name} is still in flight when its block, {tuple(block.block_index)}, has left "
+            "the kernel"
         )
 
 
@@ -101,18 +104,21 @@ def _load(
     address: int,
     expected: int,
     box: tuple[int, int] | None = None,
+    block: Block | None = None,
 ) -> None:
     """Move pieces from global to shared memory and count `expected` bytes at an mbarrier.
 
-    `box`: start and bytes of what is written, where some of it is left undefined.
+    `box`: start and bytes of what is written, where some of it is left undefined. `block`: whose
+    shared memory and mbarrier, in the thread's cluster.
     """
-    barrier: MBarrier = find_for_engine(thread, address, name)
+    block = thread.block if block is None else block
+    barrier: MBarrier = find_for_engine(thread, address, name, block)
     agent = barrier.agent
     agent.issued += 1
     number = agent.issued
     barrier.flying.add(number)
     access = _access(thread, name, f"waiting for mbarrier {address:#x}", agent, number)
-    machine, shared = thread.machine, thread.block.shared
+    machine, shared = thread.machine, block.shared
     memory = machine.memory
     inside = ((source, nbytes) for _, source, nbytes in pieces if source is not None)
     for source, nbytes in joined(inside):
@@ -122,7 +128,7 @@ def _load(
         shared.begin_write(access, target, nbytes)
 
     def complete() -> None:
-        _alive(thread, name)
+        _alive(thread, name, block)
         if box is not None:
             shared.forget(*box)
         for target, source, nbytes in pieces:
@@ -343,6 +349,24 @@ def tma_load(
     pieces, tensor = _tile(thread, "tensor load", descriptor, place, target)
     box = (target, tensor.shared_bytes) if tensor.padded else None
     _load(thread, "tensor load", pieces, barrier, tensor.box_bytes, box)
+
+
+def tma_load_multicast(
+    thread: Thread,
+    target: int,
+    descriptor: int,
+    place: tuple[int, ...],
+    barrier: int,
+    mask: int,
+) -> None:
+    """Model of ``cp.async.bulk.tensor.multicast::cluster``: the same place in several blocks."""
+    name = "tensor load to a cluster"
+    for block in members(thread, mask, name):
+        at = in_block(target, block)
+        pieces, tensor = _tile(thread, name, descriptor, place, at)
+        box = (at, tensor.shared_bytes) if tensor.padded else None
+        mbarrier = in_block(barrier, block)
+        _load(thread, name, pieces, mbarrier, tensor.box_bytes, box, block)
 
 
 def tma_store(thread: Thread, descriptor: int, place: tuple[int, ...], source: int) -> None:

@@ -5,6 +5,7 @@ Models in ``nvfp4.ptx`` call these with the running thread first.
 
 from __future__ import annotations
 
+from .clusters import cluster_arrive, cluster_arrive_remote, cluster_map, cluster_wait
 from .copies import (
     bulk_commit,
     bulk_load,
@@ -19,6 +20,7 @@ from .copies import (
     tensormap_prefetch,
     tensormap_release,
     tma_load,
+    tma_load_multicast,
     tma_store,
 )
 from .matrices import ldmatrix, mma_resolver
@@ -55,6 +57,10 @@ __all__ = [
     "bulk_prefetch",
     "bulk_store",
     "bulk_wait",
+    "cluster_arrive",
+    "cluster_arrive_remote",
+    "cluster_map",
+    "cluster_wait",
     "cp_async",
     "cp_async_arrive",
     "cp_async_commit",
@@ -88,6 +94,7 @@ __all__ = [
     "tensormap_prefetch",
     "tensormap_release",
     "tma_load",
+    "tma_load_multicast",
     "tma_store",
     "wgmma",
     "wgmma_commit",

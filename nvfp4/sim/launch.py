@@ -13,6 +13,7 @@ import numpy as np
 from greenlet import GreenletExit, getcurrent
 
 from .block import Block, Dim3, Warp
+from .clusters import Cluster
 from .errors import Deadlock, DivergentBarrier, Finding, Livelock, WarpMaskError
 from .location import describe, locate
 from .memory import GlobalMemory, GlobalPointer
@@ -68,8 +69,10 @@ class Launch:
         shared_bytes: int,
         args: Sequence[Any],
         name: str | None,
+        cluster_size: int = 1,
     ) -> None:
         self.machine = machine
+        self.cluster_size = cluster_size
         self.grid_dim = grid_dim
         self.block_dim = block_dim
         self.shared_bytes = shared_bytes
@@ -208,12 +211,16 @@ class Launch:
         return resume
 
     def _bring_in(self) -> None:
-        self.left -= 1
-        block = Block(self, next(self.pending))
-        self.blocks.append(block)
-        for warp in block.warps:
-            warp.queued = True
-        self.ready.extend(block.warps)
+        """Start the next block, with those of its cluster."""
+        cluster = Cluster()
+        for rank in range(self.cluster_size):
+            block = Block(self, next(self.pending), cluster, rank)
+            cluster.blocks.append(block)
+            for warp in block.warps:
+                warp.queued = True
+            self.ready.extend(block.warps)
+        self.left -= self.cluster_size
+        self.blocks += cluster.blocks
         self.spinning = 0
 
     def _left(self, thread: Thread) -> None:

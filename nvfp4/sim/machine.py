@@ -138,14 +138,14 @@ class Machine:
         name
             For messages; by default the function's.
         cluster
-            Extents of a thread block cluster, in blocks.
+            Extents of a thread block cluster, in blocks: up to 8 beside each other.
 
         Raises
         ------
         Finding
             What a check found, or a deadlock.
         UnsupportedError
-            A cluster of more than one block.
+            A cluster of more than one block before sm_90, or of blocks behind each other.
         ValueError
             Extents or `shared_bytes` that no card takes.
         """
@@ -162,14 +162,13 @@ class Machine:
                 f"`shared_bytes` must be at most {self.shared_limit} on {self.arch}; got "
                 f"{shared_bytes}"
             )
-        if any(extent != 1 for extent in cluster):
-            raise UnsupportedError(
-                f"the simulated machine has no clusters; got `cluster` {tuple(cluster)}"
-            )
+        size = _cluster_size(cluster, grid_dim, self.cc)
         if running_thread() is not None:
             raise RuntimeError("the simulated machine is running a kernel already")
         with self._free:  # threads of the host that share a machine take turns
-            self.launch = Launch(self, function, grid_dim, block_dim, shared_bytes, args, name)
+            self.launch = Launch(
+                self, function, grid_dim, block_dim, shared_bytes, args, name, size
+            )
             try:
                 with breakpoints():
                     self.launch.run()
@@ -199,6 +198,24 @@ class Machine:
         if self.launch is None:
             raise RuntimeError("no simulated kernel is running")
         return self.launch.memory
+
+
+def _cluster_size(cluster: Sequence[int], grid: Dim3, cc: tuple[int, int]) -> int:
+    """Blocks of a cluster."""
+    extents = _extents(cluster, "cluster")
+    if extents == (1, 1, 1):
+        return 1
+    if cc < (9, 0) or extents.y != 1 or extents.z != 1:
+        raise UnsupportedError(
+            "`cluster` must be (1, 1, 1), or, from sm_90 on, of blocks beside each other; got "
+            f"{tuple(extents)}"
+        )
+    if extents.x > 8 or grid.x % extents.x:
+        raise ValueError(
+            f"`cluster` must be of up to 8 blocks that divide the grid {tuple(grid)}; got "
+            f"{tuple(extents)}"
+        )
+    return extents.x
 
 
 def _extents(value: int | Sequence[int], what: str) -> Dim3:

@@ -96,9 +96,9 @@ def _barriers(block: Block) -> dict[int, MBarrier]:
     return table
 
 
-def find(thread: Thread, address: int, what: str) -> MBarrier:
-    """Return the mbarrier at an address, as `thread` may use it now."""
-    block = thread.block
+def find(thread: Thread, address: int, what: str, block: Block | None = None) -> MBarrier:
+    """Return the mbarrier at an address, as `thread` may use it now; `block`: of its cluster."""
+    block = thread.block if block is None else block
     barrier = _barriers(block).get(address)
     if barrier is None:
         raise MBarrierError(
@@ -122,9 +122,11 @@ def find(thread: Thread, address: int, what: str) -> MBarrier:
     return barrier
 
 
-def find_for_engine(thread: Thread, address: int, what: str) -> MBarrier:
+def find_for_engine(
+    thread: Thread, address: int, what: str, block: Block | None = None
+) -> MBarrier:
     """Return the mbarrier that an engine's operation shall report to."""
-    barrier = find(thread, address, what)
+    barrier = find(thread, address, what, block)
     if thread.machine.checks.races:
         probe = Access(what, "", [thread], [barrier.agent], 0)
         if not fenced(barrier.made, probe, "mbarrier"):
@@ -171,9 +173,9 @@ def mbarrier_expect_tx(thread: Thread, address: int, nbytes: int) -> None:
     find(thread, address, "mbarrier.expect_tx").expect(nbytes)
 
 
-def mbarrier_arrive(thread: Thread, address: int, count: int) -> None:
-    """Model of ``mbarrier.arrive``."""
-    barrier = find(thread, address, "mbarrier.arrive")
+def mbarrier_arrive(thread: Thread, address: int, count: int, block: Block | None = None) -> None:
+    """Model of ``mbarrier.arrive``; `block`: where it is, in the thread's cluster."""
+    barrier = find(thread, address, "mbarrier.arrive", block)
     barrier.clock.release(thread)
     barrier.arrive(count)
     thread.spin()

@@ -39,9 +39,10 @@ Record = tuple[Any, int, Any, int, bool]
 class Agent:
     """A counter of operations in the vector clocks: of an mbarrier, a thread's copies, a warp."""
 
-    __slots__ = ("issued", "slot")
+    __slots__ = ("block", "issued", "slot")
 
     def __init__(self, block: Block) -> None:
+        self.block = block
         count: int = len(block.threads)
         self.slot: int = block.state.setdefault("slots", count)
         block.state["slots"] += 1
@@ -60,7 +61,9 @@ class Access:
     seen, foreign
         What is known to be done before it.
     issuers
-        The threads that issued it together.
+        The threads that issued it together, which know what is before it.
+    home
+        The block whose clocks count it.
     generic
         Whether it is of the ordinary proxy (cp.async).
     """
@@ -70,6 +73,7 @@ class Access:
         "clock",
         "foreign",
         "generic",
+        "home",
         "issuers",
         "linear",
         "name",
@@ -92,6 +96,7 @@ class Access:
         self.name = name
         self.wait = wait
         self.block = first.block
+        self.home = agents[0].block
         #: Its group among the readers of a cell.
         self.warp = agents[0]
         self.linear = tuple(agent.slot for agent in agents)
@@ -220,7 +225,8 @@ def fence(thread: Thread) -> None:
 def ordered(record: Record | tuple[Any, int], thread: Thread | Access | View) -> bool:
     """Whether an access is before what `thread` does now."""
     other = record[0]
-    known: Any = thread.seen if other.block is thread.block else thread.foreign.get(other.block)
+    home = other.home
+    known: Any = thread.seen if home is thread.block else thread.foreign.get(home)
     if known is None:
         return False
     place = other.linear

@@ -81,7 +81,7 @@ class Thread:
     published: dict[Block, list[int]] | None = None
 
     def __init__(self, block: Block, warp: Warp, linear: int, thread_index: Dim3) -> None:
-        self.block = block
+        self.block = self.home = block
         self.warp = warp
         self.machine: Machine = block.machine
         self.linear: int = linear

@@ -317,7 +317,8 @@ def test_simulate_refuses_what_it_does_not_know(options, error):
         (dict(grid=1, block=1025), ValueError, "1024"),
         (dict(grid=1, block=(1, 1, 65)), ValueError, "64 in z"),
         (dict(grid=1, block=32, shared_bytes=232449), ValueError, "232448"),
-        (dict(grid=1, block=32, cluster=(2, 1, 1)), nvfp4.UnsupportedError, "cluster"),
+        (dict(grid=1, block=32, cluster=(2, 1, 1)), ValueError, "cluster"),
+        (dict(grid=2, block=32, cluster=(1, 2, 1)), nvfp4.UnsupportedError, "cluster"),
     ],
     ids=str,
 )
