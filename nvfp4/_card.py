@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import ctypes
 import struct
-from array import array
 from collections.abc import Callable, Sequence
 from operator import itemgetter
 from typing import TYPE_CHECKING, Any
@@ -54,33 +53,44 @@ def bits(value: int | float, kind: str, what: str) -> int:
 _PACKED = {"i32": "i4x", "u32": "I4x", "f32": "f4x", "i64": "q", "u64": "Q"}
 
 
-class Call:
-    """What one call of the driver reads; never used by two threads at a time."""
+#: What one call of the driver reads, never used by two threads at a time:
+#:
+#: * what the driver's function takes; the kernel's parameters, 8 bytes each; the configuration, in
+#:   words of 8 bytes;
+#: * what the driver is given to write down the current device, and where it does;
+#: * what must live as long.
+#:
+#: A plain tuple is taken apart in a third of the time that attributes would take.
+_Call = tuple[tuple[Any, ...], memoryview, memoryview, Any, memoryview, Any]
 
-    __slots__ = ("arguments", "config", "here", "keep", "parameters", "place")
 
-    def __init__(self, launch: Launch, kernel: Any, function: LaunchFunction) -> None:
-        cuda = _driver.driver()
-        count = max(len(launch.args), 1)
-        values = bytearray(8 * count)
-        start = ctypes.addressof(ctypes.c_char.from_buffer(values))
-        addresses = array("Q", [start + 8 * i for i in range(count)])
-        config = cuda.CUlaunchConfig()
-        config.gridDimX, config.gridDimY, config.gridDimZ = launch.grid
-        config.blockDimX, config.blockDimY, config.blockDimZ = launch.block
-        config.sharedMemBytes = launch.shared_bytes
-        attributes = launch_attributes(cuda, launch)
-        if attributes:
-            config.attrs = attributes
-        config.numAttrs = len(attributes)
-        #: The kernel's parameters, 8 bytes each.
-        self.parameters = memoryview(values)
-        self.config = LaunchConfig.from_address(int(config.getPtr()))
-        self.arguments = function.arguments(config, kernel, addresses.buffer_info()[0])
-        #: Where the driver writes which device is current.
-        self.here = ctypes.c_int()
-        self.place = ctypes.byref(self.here)
-        self.keep = config, addresses
+def _call(launch: Launch, kernel: Any, function: LaunchFunction) -> _Call:
+    cuda = _driver.driver()
+    count = max(len(launch.args), 1)
+    values = bytearray(8 * count)
+    start = ctypes.addressof(ctypes.c_char.from_buffer(values))
+    addresses = (ctypes.c_uint64 * count)(*[start + 8 * i for i in range(count)])
+    config = cuda.CUlaunchConfig()
+    config.gridDimX, config.gridDimY, config.gridDimZ = launch.grid
+    config.blockDimX, config.blockDimY, config.blockDimZ = launch.block
+    config.sharedMemBytes = launch.shared_bytes
+    attributes = launch_attributes(cuda, launch)
+    if attributes:
+        config.attrs = attributes
+    config.numAttrs = len(attributes)
+    words = (ctypes.c_uint64 * (ctypes.sizeof(LaunchConfig) // 8)).from_address(config.getPtr())
+    here = ctypes.c_int()
+    return (
+        function.arguments(config, kernel, ctypes.addressof(addresses)),
+        memoryview(values),
+        memoryview(words).cast("B").cast("Q"),
+        ctypes.byref(here),
+        memoryview(here).cast("B").cast("i"),
+        (config, addresses),
+    )
+
+
+_STREAM = LaunchConfig.stream.offset // 8
 
 
 class Card:
@@ -91,8 +101,8 @@ class Card:
     """
 
     __slots__ = (
-        "_constants", "_free", "_function", "_kernel", "_launch", "_maps", "_ordinal", "_pack",
-        "_pick", "_submit", "names",
+        "_alone", "_constants", "_free", "_function", "_kernel", "_launch", "_maps", "_ordinal",
+        "_pack", "_pick", "_submit", "names",
     )  # fmt: skip
 
     def __init__(
@@ -107,6 +117,7 @@ class Card:
         self._launch, self._ordinal, self._kernel = launch, ordinal, loaded.handle
         self._function = LaunchFunction()
         self._submit = self._function.call
+        self._alone = _driver.count_devices() == 1
         order: list[int] = []
         constants: list[int] = []
         layout = "<"
@@ -122,7 +133,7 @@ class Card:
         self._pick = picker(order)
         self._pack = struct.Struct(layout if order else "8x").pack
         # Calls not in use. Popping and appending are atomic, so threads share it without a lock.
-        self._free: list[Call] = []
+        self._free: list[_Call] = []
 
     def pack(self, values: Sequence[Any]) -> bytes:
         """The kernel's parameters; ValueError: one cannot hold its value."""
@@ -147,18 +158,19 @@ class Card:
             )
         return packed
 
-    def _call(self) -> Call:
-        return Call(self._launch, self._kernel, self._function)
+    def _new(self) -> _Call:
+        return _call(self._launch, self._kernel, self._function)
 
     def __call__(self, parameters: bytes, stream: int) -> None:
         """Launch on the current device, which must be this one."""
         try:
             call = self._free.pop()
         except IndexError:
-            call = self._call()
-        call.parameters[:] = parameters
-        call.config.stream = stream
-        status = self._submit(*call.arguments)
+            call = self._new()
+        arguments, memory, config, *_ = call
+        memory[:] = parameters
+        config[_STREAM] = stream
+        status = self._submit(*arguments)
         self._free.append(call)
         if status != 0:
             self._failed(status)
@@ -169,23 +181,28 @@ class Card:
         All that it needs are variables of a closure: this is what calls that are repeated run, and
         half of the host's time that is not the driver's would be calls from one method to another.
         """
-        free, new, failed, ordinal = self._free, self._call, self._failed, self._ordinal
+        free, new, failed, ordinal = self._free, self._new, self._failed, self._ordinal
         take, give = free.pop, free.append
-        submit, ask = self._function.call, self._function.ask
+        submit, ask, alone = self._function.call, self._function.ask, self._alone
+        word = _STREAM
 
         def launch(stream: int = 0) -> None:
             try:
                 call = take()
             except IndexError:
                 call = new()
-            if ask(call.place) == 0 and call.here.value == ordinal:
-                call.parameters[:] = parameters
-                call.config.stream = stream
-                status = submit(*call.arguments)
-                give(call)
-                if status != 0:
+            arguments, memory, config, place, here, _ = call
+            # Where there is one device, it is current, or none, and then nothing is launched.
+            if alone or (ask(place) == 0 and here[0] == ordinal):
+                memory[:] = parameters
+                config[word] = stream
+                status = submit(*arguments)
+                if status == 0:
+                    give(call)
+                    return
+                if not alone or (ask(place) == 0 and here[0] == ordinal):
+                    give(call)
                     failed(status)
-                return
             give(call)
             with _driver.on_device(ordinal):
                 self(parameters, stream)

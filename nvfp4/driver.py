@@ -28,6 +28,7 @@ __all__ = [
     "LaunchFunction",
     "LoadedKernel",
     "check",
+    "count_devices",
     "current_device",
     "current_ordinal",
     "device_info",
@@ -126,6 +127,11 @@ class DeviceInfo:
         return arch_of(self.cc)
 
 
+def count_devices() -> int:
+    """How many GPUs this process sees."""
+    return int(check(driver().cuDeviceGetCount(), "counting devices"))
+
+
 @functools.cache
 def device_info(ordinal: int) -> DeviceInfo:
     """Describe a GPU, and retain its primary context for the life of the process.
@@ -135,8 +141,7 @@ def device_info(ordinal: int) -> DeviceInfo:
     ValueError
         There is no such device.
     """
-    cuda = driver()
-    count = check(cuda.cuDeviceGetCount(), "counting devices")
+    cuda, count = driver(), count_devices()
     if not 0 <= ordinal < count:
         raise ValueError(f"device must be below {count}, the number of GPUs; got {ordinal}")
     device = check(cuda.cuDeviceGet(ordinal), f"finding device {ordinal}")

@@ -37,20 +37,24 @@ _MOST_PLANS = 2048
 _MOST_VIEWS = 4
 
 
-class _Call(NamedTuple):
-    """A call, all of it."""
-
-    #: Of the arguments: the arrays whose metadata may differ.
-    pick: Callable[[Any], tuple[Any, ...]]
-    #: What tells an array's metadata, and those of this call's; or None, and what tells whether
-    #: arrays have them.
-    facts: Callable[[Any], Any] | None
-    wanted: Any
-    #: Launches on a stream.
-    launch: Callable[[int], None]
-    #: What tells the current stream of a device; that device.
-    stream: Callable[[int], int]
-    device: int
+#: A call, all of it:
+#:
+#: * what finds, in its arguments, the arrays whose metadata may differ;
+#: * what tells an array's metadata, and the list of those of this call; or None, and what tells
+#:   whether arrays have them;
+#: * what launches it on a stream; what tells the current stream of a device; that device;
+#: * another call, which differs in metadata alone.
+#:
+#: A plain tuple, which is taken apart in a third of the time of a named one.
+_Call = tuple[
+    Callable[[Any], tuple[Any, ...]],
+    Callable[[Any], Any] | None,
+    Any,
+    Callable[[int], None],
+    Callable[[int], int],
+    int,
+    Any,
+]
 
 
 class _Plan(NamedTuple):
@@ -67,8 +71,8 @@ class _Plan(NamedTuple):
     device: int
 
 
-#: Function, options and looks -> calls that differ in metadata alone, the newest first.
-_calls: dict[Any, tuple[_Call, ...]] = {}
+#: Function, options and looks -> the newest call.
+_calls: dict[Any, _Call] = {}
 _plans: dict[Any, _Plan] = {}
 
 
@@ -98,8 +102,9 @@ def repeat(call: Repeated, stream: Any) -> bool:
         for value in arguments:
             looks.append(value if value is None else LOOKS[type(value)](value))  # noqa: PERF401
         key = tuple(looks)
-        for known in _calls.get(key, ()):
-            pick, facts, wanted, launch, current, device = known
+        known = _calls.get(key)
+        while known is not None:
+            pick, facts, wanted, launch, current, device, known = known
             if facts is None:
                 if wanted(*pick(arguments)):
                     break
@@ -109,7 +114,7 @@ def repeat(call: Repeated, stream: Any) -> bool:
             moved = _moved(key, call)
             if moved is None:
                 return False
-            *_, launch, current, device = moved
+            _, _, _, launch, current, device, _ = moved
     except _UNLIKE:
         return False
     if stream is None:
@@ -157,11 +162,23 @@ def _number_of(word: int) -> float:
 
 def _keep(key: Any, call: Repeated, plan: _Plan, pointers: list[int], numbers: list[int]) -> _Call:
     values = plan.pick((*pointers, *map(_number_of, numbers), *plan.constants))
-    made = _Call(*watched(call[2]), plan.prepared.bind(values), plan.stream, plan.device)
+    others: Any = None
+    for other in reversed(views(_calls.get(key))[: _MOST_VIEWS - 1]):
+        others = (*other[:-1], others)
+    made = (*watched(call[2]), plan.prepared.bind(values), plan.stream, plan.device, others)
     if len(_calls) >= _MOST_CALLS:
         _calls.clear()
-    _calls[key] = (made, *_calls.get(key, ())[: _MOST_VIEWS - 1])
+    _calls[key] = made
     return made
+
+
+def views(call: _Call | None) -> list[_Call]:
+    """A call and those that differ from it in metadata alone."""
+    found = []
+    while call is not None:
+        found.append(call)
+        call = call[-1]
+    return found
 
 
 def remember(

@@ -58,6 +58,8 @@ class FakeDriver:
     attributes: list[tuple[int, int]] = field(default_factory=list)
     launches: list[Launched] = field(default_factory=list)
     configs: int = 0
+    #: Launches that were asked for, whatever became of them.
+    attempts: int = 0
 
     def __post_init__(self) -> None:
         self._thread = threading.local()
@@ -157,7 +159,9 @@ class FakeDriver:
 
     def cuLaunchKernelEx(self, config: Any, kernel: Any, parameters: int, extra: int) -> Any:
         assert extra == 0
-        assert self.stack, "no context is current"
+        self.attempts += 1
+        if not self.stack:
+            return (real.CUresult.CUDA_ERROR_INVALID_CONTEXT,)
         if "launch" in self.broken:
             return (self.broken["launch"],)
         grid = (config.gridDimX, config.gridDimY, config.gridDimZ)

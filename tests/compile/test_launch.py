@@ -195,11 +195,35 @@ def test_bound_launches_go_to_their_device_whichever_is_current(
     assert fake.configs == 2
 
 
-def test_a_bound_launch_that_fails_says_so_and_may_be_made_again(fake: FakeDriver) -> None:
+def test_the_only_device_is_asked_for_where_none_is_current(fake: FakeDriver) -> None:
+    fake.count = 1
+    bound = prepare([copy()], 0).bind((1, 2))
+    asked: list[int] = []
+
+    def work() -> None:
+        bound(3)
+        asked.append(len(fake.stack))
+
+    for _ in range(2):
+        thread = threading.Thread(target=work)
+        thread.start()
+        thread.join()
+        bound(4)
+    assert asked == [0, 0]
+    assert [(seen.device, seen.stream) for seen in fake.launches] == [(0, 3), (0, 4)] * 2
+    assert fake.configs == 1
+
+
+@pytest.mark.parametrize("count", [1, 2])
+def test_a_bound_launch_that_fails_says_so_and_may_be_made_again(
+    fake: FakeDriver, count: int
+) -> None:
+    fake.count = count
     bound = prepare([copy()], 0).bind((1, 2))
     fake.broken["launch"] = real.CUresult.CUDA_ERROR_INVALID_VALUE
     with pytest.raises(RuntimeError, match=r"launching reverse on device 0.*INVALID_VALUE"):
         bound(3)
+    assert fake.attempts == 1
     fake.broken.clear()
     bound(3)
     assert [seen.parameters for seen in fake.launches] == [(1, 2, 9)]
