@@ -69,6 +69,8 @@ class _Plan(NamedTuple):
     arrays: tuple[tuple[int, int, int], ...]
     stream: Callable[[int], int]
     device: int
+    #: Of the first of these calls: what `watched` gave.
+    watched: tuple[Callable[[Any], tuple[Any, ...]], Any, Any]
 
 
 #: Function, options and looks -> the newest call.
@@ -165,7 +167,12 @@ def _keep(key: Any, call: Repeated, plan: _Plan, pointers: list[int], numbers: l
     others: Any = None
     for other in reversed(views(_calls.get(key))[: _MOST_VIEWS - 1]):
         others = (*other[:-1], others)
-    made = (*watched(call[2]), plan.prepared.bind(values), plan.stream, plan.device, others)
+    pick, facts, wanted = plan.watched
+    arrays = pick(call[2])
+    if not (wanted(*arrays) if facts is None else [*map(facts, arrays)] == wanted):
+        # The same to plans, but not to the library: strides of axes of one.
+        pick, facts, wanted = watched(call[2])
+    made = (pick, facts, wanted, plan.prepared.bind(values), plan.stream, plan.device, others)
     if len(_calls) >= _MOST_CALLS:
         _calls.clear()
     _calls[key] = made
@@ -215,11 +222,11 @@ def remember(
     try:
         key = (name, options, *[LOOKS[type(value)](value) for value in arguments])
         kind, pointers, numbers = _kind(call)
-        watched(arguments)
+        metadata = watched(arguments)
         hash(key)
     except _UNLIKE:
         return
-    plan = _plan(prepared(), buffers, outputs, arrays, pointers, numbers)
+    plan = _plan(prepared(), buffers, outputs, arrays, pointers, numbers, metadata)
     if plan is None:
         return
     if len(_plans) >= _MOST_PLANS:
@@ -235,6 +242,7 @@ def _plan(
     arrays: list[Array],
     pointers: list[int],
     numbers: list[int],
+    metadata: tuple[Callable[[Any], tuple[Any, ...]], Any, Any],
 ) -> _Plan | None:
     """Where the launches' values come from; None where one comes from elsewhere."""
     places = {pointer: pointers.index(pointer) for pointer in pointers}
@@ -276,4 +284,5 @@ def _plan(
         tuple((place, *span) for place, span in spans.items()),
         LIBRARIES[arrays[0].library].stream(),
         arrays[0].device or 0,
+        metadata,
     )

@@ -180,6 +180,26 @@ def test_a_tensor_that_is_given_twice_is_known(
     assert _repeat._calls == kept
 
 
+def test_strides_of_axes_of_one_cost_a_place_but_no_plan(
+    card: Card, torch: stubs.Torch, there: Callable[[np.ndarray], stubs.Tensor]
+) -> None:
+    """PyTorch's guards look at them; what is launched does not depend on them."""
+    wide = there(values(3, 64).astype(np.float16))
+    one = stubs.Tensor(torch, wide.values[:1], "cuda:0")
+    other = stubs.Tensor(torch, wide.values[::2][:1], "cuda:0")
+    assert one.stride() != other.stride()
+    b = nvfp4.quantize(there(values(32, 64)), "mxfp4")
+    out = there(np.zeros((1, 32), np.float32))
+    call = Made(nvfp4.matmul, {"a": one, "b": b, "out": out, "out_dtype": "float32"})
+    usual = outcome(card, call)
+    assert outcome(card, call, a=other) == usual
+    kept = dict(_repeat._calls)
+    for a in (one, other, one):
+        assert outcome(card, call, a=a) == usual
+    assert _repeat._calls == kept
+    assert len(card.planned) == 2  # and the quantisation of b
+
+
 def test_a_subclass_of_tensors_is_no_other_class(
     card: Card, there: Callable[[np.ndarray], stubs.Tensor]
 ) -> None:
