@@ -24,7 +24,8 @@ not, needs::
 
 ``tcgen05_wait_ld`` hands the values through, so that no compiler uses them earlier. The models
 compute exact products, sum those of an instruction and D in float64 and round once; the card's
-order and rounding are open. One block: cta_group 1. Source: PTX ISA, tcgen05.
+order and rounding are open. One block: cta_group 1; of two: ``tcgen05_pair``. Source: PTX ISA,
+tcgen05.
 """
 
 from __future__ import annotations
@@ -36,10 +37,10 @@ from .instruction import instruction
 from .machine import engines, thread
 from .rounding import bits_of
 
-_BLACKWELL: Any = {"min_cc": (10, 0), "below": (11, 0)}
+BLACKWELL: Any = {"min_cc": (10, 0), "below": (11, 0)}
 
 
-def _together(target: Any, text: str) -> None:
+def aligned_by_warp(target: Any, text: str) -> None:
     """The lowering of an instruction of a whole warp, without a result; immediates by name."""
 
     def build(builder, ir, arguments, **immediates):
@@ -48,7 +49,7 @@ def _together(target: Any, text: str) -> None:
             code = code.replace("{" + name + "}", str(value))
         lower.together(builder, ir, code, "", arguments, memory=True)
 
-    target.lowering(memory=True, **_BLACKWELL)(build)
+    target.lowering(memory=True, **BLACKWELL)(build)
 
 
 # Allocation --------------------------------------------------------------------------------------
@@ -80,9 +81,11 @@ def tcgen05_relinquish():
     engines().tcgen05_relinquish(thread())
 
 
-_together(tcgen05_alloc, "tcgen05.alloc.cta_group::1.sync.aligned.shared::cta.b32 [$0], {columns};")
-_together(tcgen05_dealloc, "tcgen05.dealloc.cta_group::1.sync.aligned.b32 $0, {columns};")
-_together(tcgen05_relinquish, "tcgen05.relinquish_alloc_permit.cta_group::1.sync.aligned;")
+aligned_by_warp(
+    tcgen05_alloc, "tcgen05.alloc.cta_group::1.sync.aligned.shared::cta.b32 [$0], {columns};"
+)
+aligned_by_warp(tcgen05_dealloc, "tcgen05.dealloc.cta_group::1.sync.aligned.b32 $0, {columns};")
+aligned_by_warp(tcgen05_relinquish, "tcgen05.relinquish_alloc_permit.cta_group::1.sync.aligned;")
 
 
 # Copies and products -----------------------------------------------------------------------------
@@ -92,7 +95,7 @@ _together(tcgen05_relinquish, "tcgen05.relinquish_alloc_permit.cta_group::1.sync
     "void(u32, i64)",
     asm="tcgen05.cp.cta_group::1.32x128b.warpx4 [$0], $1;",
     memory=True,
-    **_BLACKWELL,
+    **BLACKWELL,
 )
 def tcgen05_cp_scales(target, descriptor):
     """Copy a tile of 512 bytes to 4 columns: 16 bytes i to lane i, 32 + i, 64 + i and 96 + i.
@@ -102,19 +105,20 @@ def tcgen05_cp_scales(target, descriptor):
     engines().tcgen05_cp(thread(), target, descriptor)
 
 
-def _product(kind: str, size: str) -> str:
+def product_text(kind: str, size: str, blocks: int = 1) -> str:
+    """Inline PTX of a product."""
     return (
         "{ .reg .pred p; setp.ne.b32 p, $6, 0; "
-        f"tcgen05.mma.cta_group::1.kind::{kind}.block_scale.{size} "
+        f"tcgen05.mma.cta_group::{blocks}.kind::{kind}.block_scale.{size} "
         "[$0], $1, $2, $3, [$4], [$5], p; }"
     )
 
 
 @instruction(
     "void(u32, i64, i64, u32, u32, u32, bool)",
-    asm=_product("mxf4nvf4", "block16"),
+    asm=product_text("mxf4nvf4", "block16"),
     memory=True,
-    **_BLACKWELL,
+    **BLACKWELL,
 )
 def tcgen05_mma_nvf4(d, a, b, product, a_scales, b_scales, accumulate):
     """A B + D of e2m1 with a scale (ue4m3 or ue8m0) for 16 elements; K = 64.
@@ -129,9 +133,9 @@ def tcgen05_mma_nvf4(d, a, b, product, a_scales, b_scales, accumulate):
 
 @instruction(
     "void(u32, i64, i64, u32, u32, u32, bool)",
-    asm=_product("mxf4", "block32"),
+    asm=product_text("mxf4", "block32"),
     memory=True,
-    **_BLACKWELL,
+    **BLACKWELL,
 )
 def tcgen05_mma_mxf4(d, a, b, product, a_scales, b_scales, accumulate):
     """A B + D of e2m1 with a scale (ue8m0) for 32 elements; K = 64."""
@@ -140,9 +144,9 @@ def tcgen05_mma_mxf4(d, a, b, product, a_scales, b_scales, accumulate):
 
 @instruction(
     "void(u32, i64, i64, u32, u32, u32, bool)",
-    asm=_product("mxf8f6f4", "block32"),
+    asm=product_text("mxf8f6f4", "block32"),
     memory=True,
-    **_BLACKWELL,
+    **BLACKWELL,
 )
 def tcgen05_mma_mxf8f6f4(d, a, b, product, a_scales, b_scales, accumulate):
     """A B + D of e4m3, e5m2 or padded e2m1 with a scale (ue8m0) for 32 elements; K = 32.
@@ -158,7 +162,7 @@ def tcgen05_mma_mxf8f6f4(d, a, b, product, a_scales, b_scales, accumulate):
     "void(u32)",
     asm="tcgen05.commit.cta_group::1.mbarrier::arrive::one.shared::cluster.b64 [$0];",
     memory=True,
-    **_BLACKWELL,
+    **BLACKWELL,
 )
 def tcgen05_commit(mbarrier):
     """Arrive once when all products and copies that this thread has issued have finished."""
@@ -201,7 +205,7 @@ def _count(name: str, count: int) -> int:
     return count
 
 
-@tcgen05_ld.lowering(memory=True, **_BLACKWELL)
+@tcgen05_ld.lowering(memory=True, **BLACKWELL)
 def _tcgen05_ld(builder, ir, arguments, count):
     _count("tcgen05_ld", count)
     text = f"tcgen05.ld.sync.aligned.32x32b.x{count}.b32 {lower.registers(0, count)}, [${count}];"
@@ -209,21 +213,21 @@ def _tcgen05_ld(builder, ir, arguments, count):
     return lower.together(builder, ir, text, "f" * count, arguments, memory=True)
 
 
-@tcgen05_wait_ld.lowering(memory=True, **_BLACKWELL)
+@tcgen05_wait_ld.lowering(memory=True, **BLACKWELL)
 def _tcgen05_wait_ld(builder, ir, arguments):
     count = len(arguments)
     text = "tcgen05.wait::ld.sync.aligned;"
     return lower.together(builder, ir, text, "f" * count, arguments, tied=count, memory=True)
 
 
-@tcgen05_st.lowering(memory=True, **_BLACKWELL)
+@tcgen05_st.lowering(memory=True, **BLACKWELL)
 def _tcgen05_st(builder, ir, arguments):
     count = _count("tcgen05_st", len(arguments) - 1)
     text = f"tcgen05.st.sync.aligned.32x32b.x{count}.b32 [$0], {lower.registers(1, count)};"
     lower.together(builder, ir, text, "", arguments, memory=True)
 
 
-_together(tcgen05_wait_st, "tcgen05.wait::st.sync.aligned;")
+aligned_by_warp(tcgen05_wait_st, "tcgen05.wait::st.sync.aligned;")
 
 
 # Shared memory -----------------------------------------------------------------------------------
@@ -254,7 +258,7 @@ def _st_shared_row(builder, ir, arguments):
 # Fences ------------------------------------------------------------------------------------------
 
 
-@instruction("void()", asm="tcgen05.fence::before_thread_sync;", memory=True, **_BLACKWELL)
+@instruction("void()", asm="tcgen05.fence::before_thread_sync;", memory=True, **BLACKWELL)
 def tcgen05_fence_before_thread_sync():
     """Order what this thread has done in tensor memory, and waited for, before what it tells next.
 
@@ -263,7 +267,7 @@ def tcgen05_fence_before_thread_sync():
     engines().tcgen05_fence_before(thread())
 
 
-@instruction("void()", asm="tcgen05.fence::after_thread_sync;", memory=True, **_BLACKWELL)
+@instruction("void()", asm="tcgen05.fence::after_thread_sync;", memory=True, **BLACKWELL)
 def tcgen05_fence_after_thread_sync():
     """Order what this thread does next by tcgen05 behind what it has waited for."""
     engines().tcgen05_fence_after(thread())

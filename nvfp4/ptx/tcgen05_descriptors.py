@@ -49,6 +49,8 @@ class Product:
         N, a multiple of 8 up to 256.
     a_id, b_id
         The byte of a scale word at which the scales of this instruction begin.
+    rows
+        M: 128, of a pair of blocks 256.
     """
 
     kind: str
@@ -59,6 +61,7 @@ class Product:
     columns: int
     a_id: int = 0
     b_id: int = 0
+    rows: int = ROWS
 
     def __post_init__(self) -> None:
         if self.kind not in KINDS:
@@ -79,6 +82,10 @@ class Product:
             )
         if self.columns % 8 or not 8 <= self.columns <= 256:
             raise ValueError(f"columns must be a multiple of 8 from 8 to 256; got {self.columns}")
+        if self.rows not in (ROWS, 2 * ROWS):
+            raise ValueError(f"rows must be {ROWS}, of a pair {2 * ROWS}; got {self.rows}")
+        if self.rows != ROWS and self.columns % 16:
+            raise ValueError(f"columns of a pair must be a multiple of 16; got {self.columns}")
         places = range(0, 4, self.scales)
         for name, place in (("a_id", self.a_id), ("b_id", self.b_id)):
             if place not in places:
@@ -102,12 +109,12 @@ class Product:
             | self.codes[self.b] << 10
             | self.columns >> 3 << 17
             | SCALE_CODES[self.scale] << 23
-            | ROWS >> 7 << 27
+            | self.rows >> 7 << 27
             | self.a_id << 29
         )
 
 
-def decode_product(bits: int, kind: str, block: int) -> Product:
+def decode_product(bits: int, kind: str, block: int, rows: int = ROWS) -> Product:
     """Read an instruction descriptor.
 
     Parameters
@@ -117,6 +124,8 @@ def decode_product(bits: int, kind: str, block: int) -> Product:
         One of `KINDS`.
     block : int
         What the instruction names beside it: 16 or 32.
+    rows : int
+        Of a pair of blocks 256.
 
     Raises
     ------
@@ -134,11 +143,22 @@ def decode_product(bits: int, kind: str, block: int) -> Product:
     for which, code in (("A", a), ("B", b)):
         if code not in names:
             raise ValueError(f"{code} is no element type of {which} for kind {kind}")
-    if bits >> 27 & 3 != ROWS >> 7:
-        raise ValueError(f"M is {(bits >> 27 & 3) << 7}; a product of one block has {ROWS} rows")
+    if bits >> 27 & 3 != rows >> 7:
+        raise ValueError(f"M is {(bits >> 27 & 3) << 7}; this product has {rows} rows")
     scale = "ue8m0" if bits >> 23 & 1 else "ue4m3"
     columns = (bits >> 17 & 0x3F) << 3
     return Product(kind, block, names[a], names[b], scale, columns, bits >> 29 & 3, bits >> 4 & 3)
+
+
+@instruction("u32(imm, imm, imm, imm, imm, imm)")
+def tcgen05_product_pair(kind, block, a, b, scale, columns):
+    """:func:`tcgen05_product` of a pair of blocks: 256 x `columns`, a multiple of 16."""
+    return Product(kind, block, a, b, scale, columns, rows=2 * ROWS).encode()
+
+
+@tcgen05_product_pair.lowering()
+def _tcgen05_product_pair(builder, ir, arguments, **fields):
+    return ir.Constant(ir.IntType(32), Product(**fields, rows=2 * ROWS).encode())
 
 
 @instruction("u32(imm, imm, imm, imm, imm, imm)")

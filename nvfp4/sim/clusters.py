@@ -6,7 +6,7 @@ says whose it is. Source: PTX ISA, ``barrier.cluster``, ``mapa``, state spaces.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from .errors import DivergentBarrier, Finding, InvalidOperand, OutOfBounds
 from .order import Clock
@@ -63,11 +63,12 @@ def cluster_wait(thread: Thread) -> None:
 
 def cluster_map(thread: Thread, address: int, rank: int) -> int:
     """Model of ``mapa``: the address at the same place in another block."""
-    return in_block(address, _block(thread, rank, "mapa"))
+    found: int = in_block(address, _block(thread, rank, "mapa"))
+    return found
 
 
-def in_block(address: int, block: Block) -> int:
-    """The same place in a block."""
+def in_block(address: Any, block: Block) -> Any:
+    """The same place, or places, in a block."""
     return address & _OFFSET | block.rank << RANK_SHIFT
 
 

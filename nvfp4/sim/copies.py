@@ -10,7 +10,7 @@ from collections.abc import Iterable
 from typing import TYPE_CHECKING, Any
 
 from ..errors import UnsupportedError
-from .clusters import in_block, members
+from .clusters import in_block, members, owner
 from .errors import Finding, InvalidOperand, Misaligned, MissingFence
 from .mbarriers import MBarrier, find, find_for_engine
 from .order import Access, Agent, fence, learn, ordered
@@ -105,14 +105,15 @@ def _load(
     expected: int,
     box: tuple[int, int] | None = None,
     block: Block | None = None,
+    reports_to: Block | None = None,
 ) -> None:
     """Move pieces from global to shared memory and count `expected` bytes at an mbarrier.
 
     `box`: start and bytes of what is written, where some of it is left undefined. `block`: whose
-    shared memory and mbarrier, in the thread's cluster.
+    shared memory and, unless `reports_to` says another, mbarrier, in the thread's cluster.
     """
     block = thread.block if block is None else block
-    barrier: MBarrier = find_for_engine(thread, address, name, block)
+    barrier: MBarrier = find_for_engine(thread, address, name, reports_to or block)
     agent = barrier.agent
     agent.issued += 1
     number = agent.issued
@@ -349,6 +350,18 @@ def tma_load(
     pieces, tensor = _tile(thread, "tensor load", descriptor, place, target)
     box = (target, tensor.shared_bytes) if tensor.padded else None
     _load(thread, "tensor load", pieces, barrier, tensor.box_bytes, box)
+
+
+def tma_load_pair(
+    thread: Thread, target: int, descriptor: int, place: tuple[int, ...], barrier: int
+) -> None:
+    """Model of ``cp.async.bulk.tensor.cta_group::2``: the mbarrier may be the other block's."""
+    name = "tensor load of a pair"
+    _needs(thread, name, (10, 0))
+    pieces, tensor = _tile(thread, name, descriptor, place, target)
+    box = (target, tensor.shared_bytes) if tensor.padded else None
+    home = owner(thread, barrier, name)
+    _load(thread, name, pieces, barrier, tensor.box_bytes, box, reports_to=home)
 
 
 def tma_load_multicast(

@@ -21,6 +21,7 @@ from .copies import (
     tensormap_release,
     tma_load,
     tma_load_multicast,
+    tma_load_pair,
     tma_store,
 )
 from .matrices import ldmatrix, mma_resolver
@@ -95,6 +96,7 @@ __all__ = [
     "tensormap_release",
     "tma_load",
     "tma_load_multicast",
+    "tma_load_pair",
     "tma_store",
     "wgmma",
     "wgmma_commit",

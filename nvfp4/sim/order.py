@@ -157,9 +157,9 @@ class Clock:
         """An agent's operations up to this number are known to whoever acquires this later."""
         _merge(self.known, {block: [0] * agent.slot + [number]})
 
-    def hand_on(self, block: Block, seen: list[int]) -> None:
-        """What a thread of `block` had seen is known to whoever acquires this later."""
-        _merge(self.known, {block: seen})
+    def hand_on(self, view: Seen) -> None:
+        """What a thread had seen is known to whoever acquires this later."""
+        _merge(self.known, {**view.foreign, view.block: view.seen})
 
     def copy(self) -> Clock:
         """Return one that knows the same, and what is released to this from now on no more."""
@@ -238,9 +238,21 @@ def ordered(record: Record | tuple[Any, int], thread: Thread | Access | View) ->
 _ordered = ordered
 
 
-def reached(view: list[int], slot: int, number: int) -> bool:
-    """Whether a view, a thread's `seen`, has come to this number in a place."""
-    return slot < len(view) and view[slot] >= number
+class Seen:
+    """What a thread had seen at some time, without what it did itself."""
+
+    __slots__ = ("block", "foreign", "seen")
+
+    def __init__(self, block: Block, seen: list[int], foreign: Mapping[Block, list[int]]) -> None:
+        # Neither is changed in place: a thread that learns something gets new ones.
+        self.block = block
+        self.seen = seen
+        self.foreign = foreign
+
+    def reached(self, block: Block, slot: int, number: int) -> bool:
+        """Whether it has come to this number in a place of a block's clocks."""
+        view = self.seen if block is self.block else self.foreign.get(block)
+        return view is not None and slot < len(view) and view[slot] >= number
 
 
 class View:

@@ -15,6 +15,7 @@ import numpy as np
 
 from ..errors import UnsupportedError
 from ..golden.casts import decode_e2m1, decode_e4m3, decode_e5m2, decode_e8m0
+from .clusters import in_block, members, owner
 from .copies import joined
 from .errors import (
     Finding,
@@ -27,11 +28,11 @@ from .errors import (
 )
 from .matrices import multiply_add
 from .mbarriers import find_for_engine
-from .order import Access, Agent, learn
+from .order import Access, Agent, Seen, learn
 from .tensor_memory import COLUMNS, LANES, TensorMemory, Touch, tensor_memory
 
 if TYPE_CHECKING:
-    from .block import Warp
+    from .block import Block, Warp
     from .thread import Thread
 
 _ALL = 0xFFFFFFFF
@@ -60,7 +61,7 @@ class _State:
 
     def __init__(self, thread: Thread) -> None:
         #: What it had seen at its last fence::after_thread_sync.
-        self.view: list[int] = thread.block.nobody
+        self.view = Seen(thread.block, thread.block.nobody, {})
         self.agent = Agent(thread.block)
         table: dict[Warp, _Warp] = thread.block.state.setdefault("tcgen05 warps", {})
         if thread.warp not in table:
@@ -111,11 +112,12 @@ def _check_columns(name: str, columns: int) -> None:
         raise InvalidOperand(f"{name}: columns are 32, 64, 128, 256 or 512; got {columns}")
 
 
-def tcgen05_alloc(thread: Thread, address: int, columns: int) -> None:
-    """Model of ``tcgen05.alloc``."""
+def tcgen05_alloc(thread: Thread, address: int, columns: int, blocks: int = 1) -> None:
+    """Model of ``tcgen05.alloc``; of a pair: a warp in each, here for its own block."""
     _state(thread)
     memory = tensor_memory(thread.block)
     name = f"tcgen05.alloc of {columns}"
+    _group(thread, blocks, name)
     _check_columns(name, columns)
     if address % 4:
         raise Misaligned(
@@ -145,11 +147,12 @@ def tcgen05_alloc(thread: Thread, address: int, columns: int) -> None:
         )
 
 
-def tcgen05_dealloc(thread: Thread, base: int, columns: int) -> None:
+def tcgen05_dealloc(thread: Thread, base: int, columns: int, blocks: int = 1) -> None:
     """Model of ``tcgen05.dealloc``."""
     state = _state(thread)
     memory = tensor_memory(thread.block)
     name = f"tcgen05.dealloc of {columns}"
+    _group(thread, blocks, name, alive=False)
     _check_columns(name, columns)
 
     def resolve(bases: list[int]) -> None:
@@ -165,8 +168,8 @@ def tcgen05_dealloc(thread: Thread, base: int, columns: int) -> None:
                 None,
                 0,
                 thread,
-                seen=thread.seen,
-                known=thread.seen,
+                seen=_now(thread),
+                known=_now(thread),
                 own=_own_warp(state),
                 issuer=thread.warp,
             )
@@ -176,9 +179,10 @@ def tcgen05_dealloc(thread: Thread, base: int, columns: int) -> None:
     _whole_warp(thread, name, base, resolve)
 
 
-def tcgen05_relinquish(thread: Thread) -> None:
+def tcgen05_relinquish(thread: Thread, blocks: int = 1) -> None:
     """Model of ``tcgen05.relinquish_alloc_permit``."""
     _state(thread)
+    _group(thread, blocks, "tcgen05.relinquish_alloc_permit")
     memory = tensor_memory(thread.block)
 
     def resolve(_: list[Any]) -> None:
@@ -202,7 +206,11 @@ def tcgen05_fence_before(thread: Thread) -> None:
 
 def tcgen05_fence_after(thread: Thread) -> None:
     """Model of ``tcgen05.fence::after_thread_sync``."""
-    _state(thread).view = thread.seen
+    _state(thread).view = _now(thread)
+
+
+def _now(thread: Thread) -> Seen:
+    return Seen(thread.block, thread.seen, thread.foreign)
 
 
 # Products and copies -----------------------------------------------------------------------------
@@ -265,7 +273,7 @@ def _begin(
         agent.issued,
         thread,
         seen=state.view,
-        known=thread.seen,
+        known=_now(thread),
         own=own,
         issuer=thread,
         shape=shape,
@@ -274,22 +282,25 @@ def _begin(
     return touch, Access(name, wait, [thread], [agent], agent.issued)
 
 
-def _read_shared(thread: Thread, access: Access | None, pieces: list[tuple[int, int]]) -> None:
-    """Check that an operation may read these bytes; fences count."""
-    shared = thread.block.shared
+def _read_shared(
+    thread: Thread, block: Block, access: Access | None, pieces: list[tuple[int, int]]
+) -> None:
+    """Check that an operation may read these bytes of a block; fences count."""
+    shared = block.shared
     if access is None:
         for start, nbytes in pieces:
             shared.begin_read(None, start, nbytes)
         return
-    known = access.seen
-    fenced = _state(thread).view.copy()
+    known = access.seen, access.foreign
+    view = _state(thread).view
+    fenced = view.seen.copy()
     fenced[thread.linear] = thread.clock
-    access.seen = fenced
+    access.seen, access.foreign = fenced, view.foreign
     try:
         for start, nbytes in pieces:
             shared.begin_read(access, start, nbytes)
     except (NotAwaited, MissingFence) as error:
-        access.seen = known
+        access.seen, access.foreign = known
         try:
             shared.begin_read(access, start, nbytes)
         except Finding:
@@ -305,10 +316,10 @@ def _issue(thread: Thread, name: str, complete: Callable[[], None]) -> None:
     block = thread.block
 
     def checked() -> None:
-        if not block.live:
+        if not all(one.live for one in block.cluster.blocks):
             raise Finding(
-                f"the {name} is still in flight when its block, {tuple(block.block_index)}, has "
-                "left the kernel"
+                f"the {name} is still in flight when its block, {tuple(block.block_index)}, or one "
+                "of its cluster has left the kernel"
             )
         complete()
 
@@ -317,10 +328,27 @@ def _issue(thread: Thread, name: str, complete: Callable[[], None]) -> None:
     thread.spin()
 
 
-def tcgen05_cp(thread: Thread, target: int, descriptor: int) -> None:
-    """Model of ``tcgen05.cp.32x128b.warpx4``."""
+def _group(thread: Thread, blocks: int, name: str, alive: bool = True) -> list[Block]:
+    """The blocks of an operation: the thread's, or the pair; one kind in a kernel."""
+    block = thread.block
+    if block.state.setdefault("cta_group", blocks) != blocks:
+        raise TensorMemoryError(
+            f"{name}: cta_group::{blocks} beside cta_group::{3 - blocks} in one kernel"
+        )
+    if blocks == 1:
+        return [block]
+    pair = block.cluster.blocks
+    if len(pair) != 2:
+        raise TensorMemoryError(
+            f"{name}: a pair is a cluster of 2 blocks; this one has {len(pair)}"
+        )
+    return [owner(thread, one.shared.base, name) for one in pair] if alive else [*pair]
+
+
+def tcgen05_cp(thread: Thread, target: int, descriptor: int, blocks: int = 1) -> None:
+    """Model of ``tcgen05.cp.32x128b.warpx4``; of a pair: in both, each from its own memory."""
     name = "tcgen05.cp"
-    memory = tensor_memory(thread.block)
+    group = _group(thread, blocks, name)
     touch, access = _begin(thread, "cp", name)
     column = _column(name, "its target", target)
     source = _descriptor(name, "its source", descriptor)
@@ -330,15 +358,20 @@ def tcgen05_cp(thread: Thread, target: int, descriptor: int) -> None:
             "of scales have none"
         )
     rows = source.chunks(32)[:, 0]
-    memory.check_owned(thread, name, column, 4)
-    _read_shared(thread, access, joined((int(row), 16) for row in rows))
-    memory.write(touch, _EVERY, column, 4, "scale factors")
-    shared = thread.block.shared
+    for block in group:
+        memory = tensor_memory(block)
+        memory.check_owned(thread, name, column, 4)
+        mine = in_block(rows, block)
+        _read_shared(thread, block, access, joined((int(row), 16) for row in mine))
+        memory.write(touch, _EVERY, column, 4, "scale factors")
 
     def complete() -> None:
-        bytes_of = np.frombuffer(shared.data, np.uint8)
-        words = bytes_of[(rows - shared.base)[:, None] + np.arange(16)].view("<u4")
-        memory.data[:, column : column + 4] = np.tile(words, (4, 1))
+        for block in group:
+            shared = block.shared
+            places = in_block(rows, block) - shared.base
+            words = np.frombuffer(shared.data, np.uint8)[places[:, None] + np.arange(16)]
+            data = tensor_memory(block).data
+            data[:, column : column + 4] = np.tile(words.view("<u4"), (4, 1))
 
     _issue(thread, name, complete)
 
@@ -354,15 +387,20 @@ def tcgen05_mma(
     a_scales: int,
     b_scales: int,
     accumulate: Any,
+    blocks: int = 1,
 ) -> None:
-    """Model of ``tcgen05.mma`` with block scales."""
+    """Model of ``tcgen05.mma`` with block scales.
+
+    Of a pair: each block has 128 rows of A and of the accumulators, half of the rows of B, and the
+    scales of its rows of A and of all of B.
+    """
     from ..ptx.tcgen05_descriptors import decode_product
 
     name = f"tcgen05.mma {kind}"
     _state(thread)
-    memory = tensor_memory(thread.block)
+    group = _group(thread, blocks, name)
     try:
-        what = decode_product(product, kind, block)
+        what = decode_product(product, kind, block, LANES * blocks)
     except ValueError as error:
         raise InvalidDescriptor(
             f"{name}: the instruction descriptor {product:#010x}: {error}"
@@ -374,39 +412,40 @@ def tcgen05_mma(
     first = _column(name, "the accumulators", d)
     touch, access = _begin(thread, "mma", name, (first, columns))
     chunks_a = _chunks(name, "A", a, LANES)
-    chunks_b = _chunks(name, "B", b, columns)
-    memory.check_owned(thread, f"{name}: its accumulators", first, columns)
+    chunks_b = _chunks(name, "B", b, columns // blocks)
     # Bits 31:30 of an address of scales do not count.
-    at_a = _scales(thread, memory, touch, name, "A", _column(name, "scales", a_scales, 0x3FFF), 4)
-    count_b = -(-columns // 32)
-    at_b = _scales(
-        thread, memory, touch, name, "B", _column(name, "scales", b_scales, 0x3FFF), count_b
-    )
-    for chunks, element in ((chunks_a, what.a), (chunks_b, what.b)):
-        used = 8 if kind == "mxf8f6f4" and element == "e2m1" else 16
-        _read_shared(thread, access, joined((int(chunk), used) for chunk in chunks.ravel()))
-    if accumulate:
-        memory.read(touch, _EVERY, first, columns, "accumulators that a product is added to")
-    memory.write(touch, _EVERY, first, columns, "accumulators")
+    at_a = _column(name, "scales", a_scales, 0x3FFF)
+    at_b = _column(name, "scales", b_scales, 0x3FFF)
+    for one in group:
+        memory = tensor_memory(one)
+        memory.check_owned(thread, f"{name}: its accumulators", first, columns)
+        _scales(thread, memory, touch, name, "A", at_a, 4)
+        _scales(thread, memory, touch, name, "B", at_b, -(-columns // 32))
+        for chunks, element in ((chunks_a, what.a), (chunks_b, what.b)):
+            used = 8 if kind == "mxf8f6f4" and element == "e2m1" else 16
+            places = in_block(chunks.ravel(), one)
+            _read_shared(thread, one, access, joined((int(place), used) for place in places))
+        if accumulate:
+            memory.read(touch, _EVERY, first, columns, "accumulators that a product is added to")
+        memory.write(touch, _EVERY, first, columns, "accumulators")
 
     def complete() -> None:
-        left = _operand(thread, chunks_a, what.a, kind)
-        right = _operand(thread, chunks_b, what.b, kind)
-        with np.errstate(all="ignore"):
-            left = _scaled(left, _scale_bytes(memory, name, at_a, LANES), what.a_id, what)
-            right = _scaled(right, _scale_bytes(memory, name, at_b, columns), what.b_id, what)
-        part = memory.data[:, first : first + columns]
-        given = np.zeros(part.shape)
-        if accumulate:
-            given = np.ascontiguousarray(part).view(np.float32).astype(np.float64)
-        part[:] = multiply_add(left, right, given).view(np.uint32)
+        right = np.concatenate([_operand(one, chunks_b, what.b, kind) for one in group])
+        for one in group:
+            memory = tensor_memory(one)
+            left = _operand(one, chunks_a, what.a, kind)
+            with np.errstate(all="ignore"):
+                left = _scaled(left, _scale_bytes(memory, name, at_a, LANES), what.a_id, what)
+                scales = _scale_bytes(memory, name, at_b, columns)
+                scaled = _scaled(right, scales, what.b_id, what)
+            part = memory.data[:, first : first + columns]
+            given = np.zeros(part.shape)
+            if accumulate:
+                given = np.ascontiguousarray(part).view(np.float32).astype(np.float64)
+            part[:] = multiply_add(left, scaled, given).view(np.uint32)
 
-    _issue(thread, f"{name} 128x{columns}x{left_depth(kind)}", complete)
-
-
-def left_depth(kind: str) -> int:
-    """K of an instruction."""
-    return 32 if kind == "mxf8f6f4" else 64
+    depth = 32 if kind == "mxf8f6f4" else 64
+    _issue(thread, f"{name} {LANES * blocks}x{columns}x{depth}", complete)
 
 
 def _chunks(name: str, which: str, bits: int, rows: int) -> np.ndarray:
@@ -428,8 +467,8 @@ def _scales(
     which: str,
     column: int,
     count: int,
-) -> int:
-    """Check that scales are in place, and return their first column."""
+) -> None:
+    """Check that scales are in place."""
     if column % 2:
         raise InvalidOperand(
             f"{name}: the scale factors of {which} are at column {column}; whole tiles, or halves, "
@@ -445,13 +484,13 @@ def _scales(
                 address=column,
             )
     memory.read(touch, _EVERY, column, count, f"scale factors of {which}, not in place")
-    return column
 
 
-def _operand(thread: Thread, chunks: np.ndarray, element: str, kind: str) -> np.ndarray:
+def _operand(block: Block, chunks: np.ndarray, element: str, kind: str) -> np.ndarray:
     """The values of a matrix's 32 bytes of each row, float64."""
-    shared = thread.block.shared
-    data = np.frombuffer(shared.data, np.uint8)[(chunks - shared.base)[:, :, None] + np.arange(16)]
+    shared = block.shared
+    places = (in_block(chunks, block) - shared.base)[:, :, None] + np.arange(16)
+    data = np.frombuffer(shared.data, np.uint8)[places]
     if element == "e2m1":
         data = data[:, :, :8] if kind == "mxf8f6f4" else data
     return _VALUES[element][data.reshape(len(chunks), -1)].reshape(len(chunks), -1)
@@ -476,18 +515,21 @@ def _scaled(values: np.ndarray, words: np.ndarray, place: int, what: Any) -> np.
     return made
 
 
-def tcgen05_commit(thread: Thread, address: int) -> None:
-    """Model of ``tcgen05.commit``."""
+def tcgen05_commit(thread: Thread, address: int, mask: int = 0) -> None:
+    """Model of ``tcgen05.commit``; of a pair, `mask` says to which blocks' mbarriers."""
     name = "tcgen05.commit"
     state = _state(thread)
-    barrier = find_for_engine(thread, address, name)
-    block, agent, number, view = thread.block, state.agent, state.agent.issued, state.view
+    _group(thread, 2 if mask else 1, name)
+    where = members(thread, mask, name) if mask else [thread.block]
+    barriers = [find_for_engine(thread, in_block(address, block), name, block) for block in where]
+    agent, number, view = state.agent, state.agent.issued, state.view
 
     def complete() -> None:
-        # What the operations were behind is before their end, too.
-        barrier.clock.hand_on(block, view)
-        barrier.clock.add(block, agent, number)
-        barrier.arrive(1)
+        for barrier in barriers:
+            # What the operations were behind is before their end, too.
+            barrier.clock.hand_on(view)
+            barrier.clock.add(agent.block, agent, number)
+            barrier.arrive(1)
 
     _issue(thread, name, complete)
 
@@ -563,19 +605,30 @@ def _of_warp(thread: Thread, what: str, agent: Agent) -> Touch | None:
         agent.issued,
         thread,
         seen=_least([state.view for state in states]),
-        known=_least([lane.seen for lane in lanes]),
+        known=_least([_now(lane) for lane in lanes]),
         own=_own_warp(min(states, key=lambda state: (state.loads, state.stores))),
         issuer=thread.warp,
     )
 
 
-def _least(views: list[list[int]]) -> list[int]:
+def _least(views: list[Seen]) -> Seen:
     """What all have seen."""
-    distinct = [*{id(view): view for view in views}.values()]
+    first = views[0]
+    seen = _lowest([view.seen for view in views])
+    foreign = {
+        block: _lowest([view.foreign[block] for view in views])
+        for block in first.foreign
+        if all(block in view.foreign for view in views)
+    }
+    return Seen(first.block, seen, foreign)
+
+
+def _lowest(lists: list[list[int]]) -> list[int]:
+    distinct = [*{id(one): one for one in lists}.values()]
     if len(distinct) == 1:
         return distinct[0]
     size = min(map(len, distinct))
-    return list(map(min, *(view[:size] for view in distinct)))
+    return list(map(min, *(one[:size] for one in distinct)))
 
 
 def tcgen05_ld(thread: Thread, address: int, count: int) -> Loaded:

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from .errors import MissingFence, NotAwaited, OutOfBounds, TensorMemoryError, UnwrittenRead
-from .order import Agent, Record, here, reached, who
+from .order import Agent, Record, Seen, here, who
 
 if TYPE_CHECKING:
     from .block import Block, Warp
@@ -55,8 +55,8 @@ class Touch:
         number: int,
         thread: Thread,
         *,
-        seen: list[int],
-        known: list[int],
+        seen: Seen,
+        known: Seen,
         own: Callable[[Touch, str], bool],
         issuer: Thread | Warp,
         shape: tuple[int, int] | None = None,
@@ -184,7 +184,9 @@ class TensorMemory:
         for one in {id(found): found for found in self.owner[first : first + count]}.values():
             if one is None or one.warp is thread.warp:
                 continue
-            if not any(reached(view, lane.linear, epoch) for lane, epoch in one.told.items()):
+            if not any(
+                view.reached(lane.block, lane.linear, epoch) for lane, epoch in one.told.items()
+            ):
                 raise MissingFence(
                     f"missing fence: {what} uses columns that warp {one.warp.index} allocated, and "
                     "tcgen05.fence::before_thread_sync in that warp, a barrier, and "
@@ -244,10 +246,10 @@ class TensorMemory:
             if one is touch or touch.own(one, did):
                 continue
             agent = one.agent
-            if agent is None or reached(touch.seen, agent.slot, one.number):
+            if agent is None or touch.seen.reached(agent.block, agent.slot, one.number):
                 continue
             where = f"the tcgen05.{touch.what} {does} columns from {first} on ({name})"
-            if reached(touch.known, agent.slot, one.number):
+            if touch.known.reached(agent.block, agent.slot, one.number):
                 raise MissingFence(
                     f"missing fence: {where}, which {one.describe(self.block)} {did}; that is "
                     "waited for, but tcgen05.fence::after_thread_sync does not stand behind the "
@@ -262,9 +264,9 @@ class TensorMemory:
             )
 
 
-def _state_view(thread: Thread) -> list[int]:
-    state = thread.memo().get("tcgen05")
-    return thread.block.nobody if state is None else state.view
+def _state_view(thread: Thread) -> Seen:
+    found: Seen = thread.memo()["tcgen05"].view
+    return found
 
 
 def tensor_memory(block: Block) -> TensorMemory:

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from ..errors import UnsupportedError
+from .clusters import in_block
 from .copies import joined
 from .errors import InvalidDescriptor, InvalidOperand, MissingFence, NotAwaited
 from .matrices import SIZES, element_values, fragment_a, multiply_add
@@ -282,7 +283,8 @@ _WIDTHS = {0: 0, 1: 128, 2: 64, 3: 32}
 def _rows(thread: Thread, which: str, descriptor: int, count: int) -> np.ndarray:
     """Return the addresses of each row's two 16-byte chunks, of shape [count, 2]."""
     bits = descriptor & (1 << 64) - 1
-    start = (bits & 0x3FFF) << 4
+    # The descriptor has an offset in the block's own memory: no rank in a cluster.
+    start = in_block((bits & 0x3FFF) << 4, thread.block)
     leading, stride = (bits >> 16 & 0x3FFF) << 4, (bits >> 32 & 0x3FFF) << 4
     base, width = bits >> 49 & 7, _WIDTHS[bits >> 62]
     unknown = bits & ~(0x3FFF | 0x3FFF << 16 | 0x3FFF << 32 | 7 << 49 | 3 << 62)
