@@ -127,14 +127,16 @@ def prefill(
         return None
     halves = constants["PAIR"] == "halves"
     tokens = tokens_of(mean, groups)
-    stages = max(3, min(12, (176 << 10) // (tokens * 128) - 1))
+    stripes = 2 if tokens <= 144 or halves else 1
+    stages = max(3, min(12, ((190 - 17 * stripes) << 10) // (tokens * 128)))
     own = {
         "GROUPED": groups is not None,
         "CHUNK": tokens,
         "HALF_TOKENS": tokens // 2,
-        "STRIPES": 2,
+        "STRIPES": stripes,
         "STAGES": stages,
         "AHEAD": 2 if tokens > 64 else 3,
+        "LAG": stages - 2,
         "WHOLE": depth % 64 == 0,
         "THREADS": THREADS_SM90,
     }
@@ -144,8 +146,8 @@ def prefill(
     program = kernel.program(**{name: given[name] for name in kernel.constants})
     chunks = min(ceil_div(rows, tokens) + (groups or 0), rows)
     wide = columns // 2 if halves else columns
-    items = max(1, chunks * ceil_div(wide, 128 if halves else 256))
-    shared = shared_bytes_sm90(tokens=tokens, stripes=2, stages=stages, groups=groups)
+    items = max(1, chunks * ceil_div(wide, 128 if halves else 128 * stripes))
+    shared = shared_bytes_sm90(tokens=tokens, stripes=stripes, stages=stages, groups=groups)
     return Launch(program, min(items, processors), THREADS_SM90, shared, args, programmatic=True)
 
 
