@@ -13,6 +13,12 @@ from .kernels.matmul_sm100 import (
     shared_bytes,
     tile_constants,
 )
+from .kernels.matmul_sm100_pair import (
+    PAIR_ROWS,
+    matmul_sm100_pair_kernel,
+    pair_constants,
+    pair_shared_bytes,
+)
 from .kernels.sm100_layout import TILE_M
 from .launch import Launch
 from .program import Program
@@ -20,7 +26,7 @@ from .ptx.tensor_map import PADDED
 from .tensor_maps import MapOf
 from .tiling import ceil_div
 
-__all__ = ["kind_of", "product", "swapped", "tile_of"]
+__all__ = ["kind_of", "paired", "product", "swapped", "tile_of"]
 
 #: Processors of the largest card of an architecture; a block stays on each.
 PROCESSORS = {"sm_100a": 148, "sm_103a": 160}
@@ -61,6 +67,20 @@ def swapped(pair: str, rows: int, columns: int, groups: int | None) -> bool:
     rows of A that tiles of 128 rows would bring, most of them for nothing.
     """
     return pair == "none" and columns > 64 and rows <= 64 * (groups or 1)
+
+
+def paired(
+    kind: str, pair: str, rows: int, columns: int, depth: int, blocks: int
+) -> tuple[int, int] | None:
+    """Columns and depth of a tile of 256 rows by two blocks; None where one block makes a tile.
+
+    Where all pairs of blocks have two tiles or more.
+    """
+    if pair == "halves" or (kind != "mxf8" and depth % 64):
+        return None
+    tile_k = 128 if kind == "mxf8" or depth <= 128 else 256
+    enough = ceil_div(rows, PAIR_ROWS) * ceil_div(columns, 192) >= blocks
+    return (192, tile_k) if enough and rows >= PAIR_ROWS else None
 
 
 def product(
@@ -128,6 +148,8 @@ def product(
     ):
         return None
     blocks = PROCESSORS[arch]
+    if experts is None and paired(kind, pair, rows, columns, depth, blocks):
+        return _paired(constants, kind, rows, columns, depth, blocks, dtypes, args, with_epilogue)
     tile_n, tile_k = tile_of(kind, pair, row_tiles, columns, depth, blocks)
     swap = swapped(pair, rows, columns, groups)
     if swap:
@@ -163,6 +185,50 @@ def product(
         programmatic=True,
         maps=maps,
     )
+
+
+def _paired(
+    constants: Mapping[str, Any],
+    kind: str,
+    rows: int,
+    columns: int,
+    depth: int,
+    blocks: int,
+    dtypes: tuple[str, ...],
+    args: tuple[Any, ...],
+    with_epilogue: Callable[[Program], Program],
+) -> Launch:
+    """A dense product by pairs of blocks."""
+    pair = constants["PAIR"]
+    tile_n, tile_k = paired(kind, pair, rows, columns, depth, blocks) or (192, 128)
+    kernel = matmul_sm100_pair_kernel(dtypes)
+    given = {**constants, **pair_constants(kind, tile_n, tile_k, pair), "GROUPED": False}
+    program = kernel.program(**{name: given[name] for name in kernel.constants})
+    groups = tile_k // (64 if kind == "nvf4" else 128)
+    k_tiles = ceil_div(depth, 64 if kind == "nvf4" else 128)
+    maps = (
+        ("a_map", _map("a_codes", given["A_ELEMENT"], rows, depth, TILE_M, given)),
+        ("b_map", _map("b_codes", given["B_ELEMENT"], columns, depth, tile_n // 2, given)),
+        ("a_scales_map", _scales_map("a_scales", rows, k_tiles, groups)),
+        ("b_scales_map", _scales_map("b_scales", columns, k_tiles, groups)),
+    )
+    tiles = ceil_div(rows, PAIR_ROWS) * ceil_div(columns, tile_n)
+    return Launch(
+        with_epilogue(program),
+        (2 * min(tiles, max(blocks // 2, 1)), 1, 1),
+        (THREADS, 1, 1),
+        pair_shared_bytes(kind, tile_n, tile_k, given["STAGES"], pair),
+        (*(name for name, _ in maps), *args),
+        cluster=(2, 1, 1),
+        programmatic=True,
+        maps=maps,
+    )
+
+
+def _scales_map(buffer: str, rows: int, k_tiles: int, groups: int) -> MapOf:
+    """The map of tcgen scales: a row a tile of 512 bytes, boxes of the tiles of a stage."""
+    tiles = ceil_div(rows, TILE_M) * k_tiles
+    return MapOf(buffer, "u16", (256, tiles), (512,), (256, groups))
 
 
 def _map(

@@ -12,7 +12,9 @@ Compile-time constants: see ``sm100_layout`` and ``products``; A_ELEMENT, B_ELEM
 from __future__ import annotations
 
 from .._numba import cuda
+from ..ptx.arith import i64_of_u32
 from ..ptx.bulk import bulk_load
+from ..ptx.cluster import cluster_rank, map_shared
 from ..ptx.mbarrier import (
     fence_proxy_async_shared,
     mbarrier_arrive_expect_tx,
@@ -32,6 +34,15 @@ from ..ptx.tcgen05 import (
     tcgen05_mma_nvf4,
 )
 from ..ptx.tcgen05_descriptors import tcgen05_descriptor, tcgen05_product
+from ..ptx.tcgen05_pair import (
+    tcgen05_commit_pair,
+    tcgen05_cp_scales_pair,
+    tcgen05_mma_mxf4_pair,
+    tcgen05_mma_mxf8f6f4_pair,
+    tcgen05_mma_nvf4_pair,
+    tcgen05_product_pair,
+    tma_load_2d_pair,
+)
 from ..ptx.tma import fence_tensormap_acquire, prefetch_tensormap, tma_load_2d
 from ..ptx.warp import elect, syncwarp
 from .products import (
@@ -41,7 +52,9 @@ from .products import (
 from .sm100_layout import (
     SCALE_TILE,
     TILE_M,
+    blocks_together,
     counted,
+    first_work,
     full_base,
     halves,
     left_scales_base,
@@ -50,6 +63,7 @@ from .sm100_layout import (
     next_accumulators,
     next_stage,
     right_base,
+    right_rows,
     right_scale_tiles,
     right_scales_base,
     right_scales_column,
@@ -58,12 +72,14 @@ from .sm100_layout import (
     scale_groups,
     step_depth,
     tile_of,
+    work_step,
 )
 
 A_ELEMENT = "e2m1"
 B_ELEMENT = "e2m1"
 B_SCALE = "e4m3"
 PAIR = "none"
+PAIR_OF_BLOCKS = False
 KIND = "nvf4"
 TILE_N = 128
 TILE_K = 256
@@ -84,7 +100,7 @@ def counted_of_stage():
     if SWAP:
         return counted(TILE_M, B_ELEMENT) + counted(TILE_N, A_ELEMENT)
     else:
-        return counted(TILE_M, A_ELEMENT) + counted(TILE_N, B_ELEMENT)
+        return counted(TILE_M, A_ELEMENT) + counted(right_rows(), B_ELEMENT)
 
 
 def place_of(of_rows, column, part, columns, depth):
@@ -120,7 +136,7 @@ def load_stage(base, stage, parity, k, maps, scales, place, half_columns, depth)
         counted_of_stage() + nbytes * (1 + halves() * right_scale_tiles()),
     )
     left_to = base + stage * TILE_M * row_bytes()
-    right_to = right_base(base) + stage * TILE_N * row_bytes()
+    right_to = right_base(base) + stage * right_rows() * row_bytes()
     # Coordinates of the copies: bytes of packed codes, elements of spread ones.
     for atom in range(row_bytes() // SWIZZLE):
         x = k * row_bytes() + atom * SWIZZLE
@@ -146,18 +162,59 @@ def load_stage(base, stage, parity, k, maps, scales, place, half_columns, depth)
             )
 
 
+def load_half(base, stage, parity, k, maps, scales, place, depth):
+    """A block's half of a stage of a pair; block 0's mbarrier counts both.
+
+    Its scales come by tensor copies, too: only these can report to the other block.
+    """
+    left_row, left_tile, right_row, inside, right_tile, last = place
+    k_tiles = (blocks_of(depth, B_SCALE) + 3) // 4
+    rank = i64_of_u32(cluster_rank())
+    mine = full_base(base) + 8 * stage
+    mbarrier_wait_parity(mine + 8 * STAGES, parity ^ 1)
+    if rank == 0:
+        each = counted_of_stage() + SCALE_TILE * scale_groups() * (1 + right_scale_tiles())
+        mbarrier_arrive_expect_tx(mine, 2 * each)
+    full = map_shared(mine, 0)
+    left_to = base + stage * TILE_M * row_bytes()
+    right_to = right_base(base) + stage * right_rows() * row_bytes()
+    for atom in range(row_bytes() // SWIZZLE):
+        x = k * row_bytes() + atom * SWIZZLE
+        to = left_to + atom * TILE_M * SWIZZLE
+        tma_load_2d_pair(to, ptr_address(maps[0], 0), x, left_row, full)
+        to = right_to + atom * right_rows() * SWIZZLE
+        y = right_row + rank * right_rows()
+        tma_load_2d_pair(to, ptr_address(maps[1], 0), x, y, full)
+    # Tiles of 512 bytes: behind the last of a row of tiles come others, which are not used.
+    to = left_scales_base(base) + stage * scale_groups() * SCALE_TILE
+    y = left_tile + k * scale_groups()
+    tma_load_2d_pair(to, ptr_address(scales[0], 0), 0, y, full)
+    to = right_scales_base(base) + stage * right_scales_stage()
+    for i in range(right_scale_tiles()):
+        y = right_tile + min(inside // 128 + i, last) * k_tiles + k * scale_groups()
+        at = to + i * scale_groups() * SCALE_TILE
+        tma_load_2d_pair(at, ptr_address(scales[1], 0), 0, y, full)
+
+
+def ready(tensor_map):
+    """See a map as it was written, and bring it ahead."""
+    fence_tensormap_acquire(ptr_address(tensor_map, 0))
+    prefetch_tensormap(ptr_address(tensor_map, 0))
+
+
 def produce(base, maps, scales, of_groups, rows, columns, depth, total):
     """What the warp that brings the operands does."""
     if elect(WARP):
-        fence_tensormap_acquire(ptr_address(maps[0], 0))
-        fence_tensormap_acquire(ptr_address(maps[1], 0))
-        prefetch_tensormap(ptr_address(maps[0], 0))
-        prefetch_tensormap(ptr_address(maps[1], 0))
+        ready(maps[0])
+        ready(maps[1])
+        if PAIR_OF_BLOCKS:
+            ready(scales[0])
+            ready(scales[1])
     syncwarp(WARP)
     steps = (depth + TILE_K - 1) // TILE_K
     stage = 0
     parity = 0
-    work = cuda.blockIdx.x + 0
+    work = first_work()
     while work < total:
         of_rows, column, part = tile_of(work, of_groups, rows, columns)
         if of_rows[0]:
@@ -165,9 +222,12 @@ def produce(base, maps, scales, of_groups, rows, columns, depth, total):
                 place = place_of(of_rows, column, part, columns, depth)
                 for k in range(steps):
                     at, turn = next_stage(stage, parity, k)
-                    load_stage(base, at, turn, k, maps, scales, place, columns // 2, depth)
+                    if PAIR_OF_BLOCKS:
+                        load_half(base, at, turn, k, maps, scales, place, depth)
+                    else:
+                        load_stage(base, at, turn, k, maps, scales, place, columns // 2, depth)
             stage, parity = next_stage(stage, parity, steps)
-        work += cuda.gridDim.x
+        work += work_step()
 
 
 # Warp 5: scales to tensor memory, products -------------------------------------------------------
@@ -175,7 +235,9 @@ def produce(base, maps, scales, of_groups, rows, columns, depth, total):
 
 def product_word():
     """The instruction descriptor."""
-    if KIND == "nvf4":
+    if PAIR_OF_BLOCKS:
+        return pair_word()
+    elif KIND == "nvf4":
         return tcgen05_product("mxf4nvf4", 16, "e2m1", "e2m1", "ue4m3", MMA_N)
     elif KIND == "mxf4":
         return tcgen05_product("mxf4", 32, "e2m1", "e2m1", "ue8m0", MMA_N)
@@ -183,6 +245,33 @@ def product_word():
         return tcgen05_product("mxf8f6f4", 32, B_ELEMENT, A_ELEMENT, "ue8m0", MMA_N)
     else:
         return tcgen05_product("mxf8f6f4", 32, A_ELEMENT, B_ELEMENT, "ue8m0", MMA_N)
+
+
+def pair_word():
+    """That of a pair of blocks."""
+    if KIND == "nvf4":
+        return tcgen05_product_pair("mxf4nvf4", 16, "e2m1", "e2m1", "ue4m3", MMA_N)
+    elif KIND == "mxf4":
+        return tcgen05_product_pair("mxf4", 32, "e2m1", "e2m1", "ue8m0", MMA_N)
+    else:
+        return tcgen05_product_pair("mxf8f6f4", 32, A_ELEMENT, B_ELEMENT, "ue8m0", MMA_N)
+
+
+def copy_tile(target, source):
+    """A tile of scales to tensor memory."""
+    descriptor = tcgen05_descriptor(source, 0, 16, 128)
+    if PAIR_OF_BLOCKS:
+        tcgen05_cp_scales_pair(target, descriptor)
+    else:
+        tcgen05_cp_scales(target, descriptor)
+
+
+def commit(mbarrier):
+    """Say when all that was issued is done, in both blocks of a pair."""
+    if PAIR_OF_BLOCKS:
+        tcgen05_commit_pair(mbarrier, 3)
+    else:
+        tcgen05_commit(mbarrier)
 
 
 def group_of_step(step):
@@ -208,7 +297,14 @@ def place_in_group(step):
 
 def multiply(d, a, b, word, a_scales, b_scales, accumulate):
     """One instruction."""
-    if KIND == "nvf4":
+    if PAIR_OF_BLOCKS:
+        if KIND == "nvf4":
+            tcgen05_mma_nvf4_pair(d, a, b, word, a_scales, b_scales, accumulate)
+        elif KIND == "mxf4":
+            tcgen05_mma_mxf4_pair(d, a, b, word, a_scales, b_scales, accumulate)
+        else:
+            tcgen05_mma_mxf8f6f4_pair(d, a, b, word, a_scales, b_scales, accumulate)
+    elif KIND == "nvf4":
         tcgen05_mma_nvf4(d, a, b, word, a_scales, b_scales, accumulate)
     elif KIND == "mxf4":
         tcgen05_mma_mxf4(d, a, b, word, a_scales, b_scales, accumulate)
@@ -221,20 +317,16 @@ def copy_scales(base, stage, memory, groups):
     source = left_scales_base(base) + stage * scale_groups() * SCALE_TILE
     for group in range(scale_groups()):
         if group < groups:
-            descriptor = tcgen05_descriptor(source + group * SCALE_TILE, 0, 16, 128)
-            tcgen05_cp_scales(left_scales_column(memory) + 4 * group, descriptor)
+            copy_tile(left_scales_column(memory) + 4 * group, source + group * SCALE_TILE)
     source = right_scales_base(base) + stage * right_scales_stage()
     for half in range(halves()):
         for group in range(scale_groups()):
             for i in range(right_scale_tiles()):
                 if group < groups:
-                    tile = half * right_scale_tiles() + i
-                    descriptor = tcgen05_descriptor(
-                        source + (tile * scale_groups() + group) * SCALE_TILE, 0, 16, 128
-                    )
+                    tile = (half * right_scale_tiles() + i) * scale_groups() + group
                     # A group's tiles side by side: columns for all rows of a product.
                     at = (half * scale_groups() + group) * right_scale_tiles() + i
-                    tcgen05_cp_scales(right_scales_column(memory) + 4 * at, descriptor)
+                    copy_tile(right_scales_column(memory) + 4 * at, source + tile * SCALE_TILE)
 
 
 def multiply_stage(base, stage, memory, accumulators, k, inside, half_columns, depth):
@@ -247,14 +339,14 @@ def multiply_stage(base, stage, memory, accumulators, k, inside, half_columns, d
     copy_scales(base, stage, memory, groups)
     word = product_word()
     a = tcgen05_descriptor(base + stage * TILE_M * row_bytes(), SWIZZLE, 16, 8 * SWIZZLE)
-    b_at = right_base(base) + stage * TILE_N * row_bytes()
+    b_at = right_base(base) + stage * right_rows() * row_bytes()
     for step in range(TILE_K // step_depth()):
         if step * step_depth() < left:
             # 32 bytes on in an atom; then the next atom. In units of 16 bytes.
             atom = step * 32 // SWIZZLE
             further = step * 32 % SWIZZLE // 16
             to_a = atom * TILE_M * SWIZZLE // 16 + further
-            to_b = atom * MMA_N * SWIZZLE // 16 + further
+            to_b = atom * (MMA_N // blocks_together()) * SWIZZLE // 16 + further
             group = group_of_step(step)
             for half in range(halves()):
                 b = tcgen05_descriptor(b_at + half * MMA_N * row_bytes(), SWIZZLE, 16, 8 * SWIZZLE)
@@ -278,12 +370,12 @@ def multiply_next(base, stage, parity, memory, acc, k, inside, half_columns, dep
     mbarrier_wait_parity(full, parity)
     tcgen05_fence_after_thread_sync()
     multiply_stage(base, stage, memory, memory + acc * TILE_N, k, inside, half_columns, depth)
-    tcgen05_commit(full + 8 * STAGES)
+    commit(full + 8 * STAGES)
 
 
 def is_ragged(depth):
     """Whether the last instruction of a row takes scales beyond it, which can be anything."""
-    if KIND == "mxf8":
+    if KIND == "mxf8" or PAIR_OF_BLOCKS:
         return False
     else:
         return depth % 64 != 0
@@ -322,7 +414,7 @@ def issue(base, memory, of_groups, rows, columns, depth, total):
     parity = 0
     acc = 0
     acc_parity = 0
-    work = cuda.blockIdx.x + 0
+    work = first_work()
     while work < total:
         of_rows, column, part = tile_of(work, of_groups, rows, columns)
         inside = part if SWAP else column
@@ -335,13 +427,13 @@ def issue(base, memory, of_groups, rows, columns, depth, total):
                     at, turn = next_stage(stage, parity, k)
                     multiply_next(base, at, turn, memory, acc, k, inside, columns // 2, depth)
                 if not ragged:
-                    tcgen05_commit(made)
+                    commit(made)
             if ragged:
                 at, turn = next_stage(stage, parity, whole)
                 clear_padding(base, at, turn, whole, depth)
                 if elect(WARP):
                     multiply_next(base, at, turn, memory, acc, whole, inside, columns // 2, depth)
-                    tcgen05_commit(made)
+                    commit(made)
             stage, parity = next_stage(stage, parity, steps)
             acc, acc_parity = next_accumulators(acc, acc_parity)
-        work += cuda.gridDim.x
+        work += work_step()

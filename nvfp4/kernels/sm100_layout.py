@@ -7,13 +7,19 @@ atoms of SWIZZLE bytes of a row, and their scales as they lie in the tcgen layou
 rows of 4 scales. Tensor memory has ACCS accumulators of TILE_N columns, then the scales of a stage
 of the left and of the right.
 
-Compile-time constants: KIND, TILE_N, TILE_K, MMA_N, SWIZZLE, STAGES, ACCS, SWAP, GROUPED: see
+With PAIR_OF_BLOCKS two blocks make one instruction's product: 256 rows, of which each has 128 of
+the left operand and half of the rows of the right one, and the scales of all of them.
+
+Compile-time constants: KIND, TILE_N, TILE_K, MMA_N, SWIZZLE, STAGES, ACCS, SWAP, GROUPED,
+PAIR_OF_BLOCKS: see
 ``matmul_sm100``; B_SCALE, PAIR, A_STARTS and those of ``groups``.
 """
 
 from __future__ import annotations
 
+from .._numba import cuda
 from ..ptx.arith import i64_of_u32
+from ..ptx.cluster import cluster_rank
 from ..ptx.memory import shared_base
 from .groups import expert_of, find_tile, load_index
 
@@ -28,6 +34,7 @@ STAGES = 4
 ACCS = 2
 SWAP = False
 GROUPED = False
+PAIR_OF_BLOCKS = False
 
 TILE_M = 128
 SCALE_TILE = 512
@@ -102,6 +109,19 @@ def aligned_base():
     return (i64_of_u32(shared_base()) + 1023) // 1024 * 1024
 
 
+def blocks_together():
+    """Blocks that make a tile."""
+    if PAIR_OF_BLOCKS:
+        return 2
+    else:
+        return 1
+
+
+def right_rows():
+    """Rows of the right operand that a block has of a tile."""
+    return TILE_N // blocks_together()
+
+
 def right_base(base):
     """Codes of the right operand."""
     return base + STAGES * TILE_M * row_bytes()
@@ -109,7 +129,7 @@ def right_base(base):
 
 def left_scales_base(base):
     """Scales of the left operand."""
-    return right_base(base) + STAGES * TILE_N * row_bytes()
+    return right_base(base) + STAGES * right_rows() * row_bytes()
 
 
 def right_scales_base(base):
@@ -181,8 +201,25 @@ def parts_of_tile():
 
 def dense_tile(tile, rows):
     """What :func:`grouped_tile` says, of a dense product."""
-    first = tile * TILE_M
-    return True, 0, first, min(rows - first, TILE_M), tile, 0, 0, 0
+    if PAIR_OF_BLOCKS:
+        # The second block of the last tile may have no rows, and any scales then.
+        last = (rows - 1) // TILE_M
+        tile = tile * 2 + i64_of_u32(cluster_rank())
+        first = tile * TILE_M
+        return True, 0, first, min(rows - first, TILE_M), min(tile, last), 0, 0, 0
+    else:
+        first = tile * TILE_M
+        return True, 0, first, min(rows - first, TILE_M), tile, 0, 0, 0
+
+
+def first_work():
+    """The first tile of the result that this block, or its pair, makes."""
+    return cuda.blockIdx.x // blocks_together()
+
+
+def work_step():
+    """From there to the next."""
+    return cuda.gridDim.x // blocks_together()
 
 
 def grouped_tile(tile, row_offsets, expert_ids, tile_starts, groups, experts, rows, tiles):
@@ -228,7 +265,8 @@ def tile_of(work, of_groups, rows, columns):
         )
     else:
         live, expert, first, count, a_tile, owner, head, tail = dense_tile(tile, rows)
-    live = live and part < count
+    if SWAP:
+        live = live and part < count
     of_rows = (live, expert, first, count, a_tile, owner, head, tail)
     return of_rows, column * columns_of_tile(), part
 

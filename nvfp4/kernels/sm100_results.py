@@ -11,9 +11,9 @@ from __future__ import annotations
 
 import numpy as np
 
-from .._numba import cuda
 from ..ptx.arith import i64_of_u32, mul_rn, u32_of_i64
 from ..ptx.bits import float_as_uint, uint_as_float
+from ..ptx.cluster import map_shared, mbarrier_arrive_cluster
 from ..ptx.mbarrier import mbarrier_arrive, mbarrier_wait_parity
 from ..ptx.memory import ld_shared_f32, ld_shared_v4_u32, st_shared_v4_u32
 from ..ptx.tcgen05 import (
@@ -29,15 +29,18 @@ from .groups import row_of_none, source_row
 from .products import decode_of_b, epilogue, factor_of_row, pair_epilogue, result_columns
 from .sm100_layout import (
     columns_of_tile,
+    first_work,
     made_base,
     next_accumulators,
     strip_pitch,
     strip_words,
     strips_base,
     tile_of,
+    work_step,
 )
 
 PAIR = "none"
+PAIR_OF_BLOCKS = False
 TILE_N = 128
 MMA_N = 128
 SWAP = False
@@ -157,7 +160,10 @@ def taken(made):
     tcgen05_fence_before_thread_sync()
     syncwarp(WARP)
     if elect(WARP):
-        mbarrier_arrive(made + 16)
+        if PAIR_OF_BLOCKS:
+            mbarrier_arrive_cluster(map_shared(made + 16, 0))
+        else:
+            mbarrier_arrive(made + 16)
 
 
 def finish_tile(base, memory, made, parity, warp, lane, tile, to, factors, row_indices, shape):
@@ -229,7 +235,7 @@ def finish(base, memory, warp, lane, to, factors, of_groups, row_indices, shape,
     mine = memory + (warp << 21)
     acc = 0
     parity = 0
-    work = cuda.blockIdx.x + 0
+    work = first_work()
     while work < total:
         of_rows, column, part = tile_of(work, of_groups, shape[1], columns)
         tile = (of_rows, column, part, columns)
@@ -243,4 +249,4 @@ def finish(base, memory, warp, lane, to, factors, of_groups, row_indices, shape,
             finish_tile(base, at, made, parity, warp, lane, tile, to, factors, row_indices, shape)
         if of_rows[0]:
             acc, parity = next_accumulators(acc, parity)
-        work += cuda.gridDim.x
+        work += work_step()

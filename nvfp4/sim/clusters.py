@@ -8,8 +8,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from .errors import DivergentBarrier, Finding, InvalidOperand, OutOfBounds
-from .order import Clock
+from .errors import DataRace, DivergentBarrier, Finding, InvalidOperand, OutOfBounds
+from .order import Clock, ordered
 
 if TYPE_CHECKING:
     from .block import Block
@@ -75,6 +75,11 @@ def in_block(address: Any, block: Block) -> Any:
 def owner(thread: Thread, address: int, what: str) -> Block:
     """The block of the cluster whose an address is, which must not have left the kernel."""
     block = _block(thread, address >> RANK_SHIFT, what)
+    if block is not thread.block and thread.machine.checks.races:
+        if "reached by" not in block.state:
+            block.state["reached by"] = {}
+            block.state.setdefault("at end", []).append(lambda: _check_end(block))
+        block.state["reached by"][thread] = thread.clock
     if not block.live:
         raise Finding(
             f"{what} at {address:#x}: the block {tuple(block.block_index)} of the cluster has left "
@@ -82,6 +87,18 @@ def owner(thread: Thread, address: int, what: str) -> Block:
             address=address,
         )
     return block
+
+
+def _check_end(block: Block) -> None:
+    """Raise where a block leaves, and another one's last use of it is not ordered before that."""
+    for thread, epoch in block.state["reached by"].items():
+        if not any(ordered((thread, epoch), one) for one in block.threads):
+            raise DataRace(
+                f"data race: the block {tuple(block.block_index)} of a cluster leaves the kernel, "
+                f"and thread {tuple(thread.thread_index)} of block "
+                f"{tuple(thread.block.block_index)} uses its shared memory; nothing orders the two "
+                "(a barrier of the cluster would)"
+            )
 
 
 def members(thread: Thread, mask: int, what: str) -> list[Block]:

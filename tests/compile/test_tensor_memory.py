@@ -18,7 +18,7 @@ from nvfp4.program import Program
 
 PROGRAMS = {
     f"{constants['KIND']}-{name}": program
-    for name in ("matmul_sm100", "grouped_matmul_sm100")
+    for name in ("matmul_sm100", "grouped_matmul_sm100", "matmul_sm100_pair")
     for program in variants(name)
     for constants in [dict(program.constants)]
 }
@@ -40,7 +40,11 @@ def operations(program: Program, arch: str) -> Counter[str]:
 
 
 #: Each kernel and each target once; the others are built by ``make test-slow``.
-FAST = (("nvf4-matmul_sm100", "sm_100a"), ("mxf8-grouped_matmul_sm100", "sm_103a"))
+FAST = (
+    ("nvf4-matmul_sm100", "sm_100a"),
+    ("mxf8-grouped_matmul_sm100", "sm_103a"),
+    ("nvf4-matmul_sm100_pair", "sm_100a"),
+)
 CASES = [
     pytest.param(name, arch, marks=() if (name, arch) in FAST else (pytest.mark.slow,))
     for name in PROGRAMS
@@ -53,19 +57,24 @@ def test_its_instructions_are_in_the_machine_code(name: str, arch: str) -> None:
     program = PROGRAMS[name]
     found = operations(program, arch)
     kind = dict(program.constants)["KIND"]
+    paired = "pair" in name
+    product = PRODUCT[kind, arch]
+    if paired:
+        first, *more = product.split(".")
+        product = ".".join([first, "2CTA", *more])
+    copies = ("UTMALDG.2D.2CTA", "UTCCP.T.S.2CTA.4x32dp128bit", "UTCBAR.2CTA.MULTICAST")
+    if not paired:
+        copies = ("UTMALDG.2D", "UTCCP.T.S.4x32dp128bit", "UTCBAR", "UBLKCP.S.G")
     for wanted in (
-        PRODUCT[kind, arch],
-        "UTCCP.T.S.4x32dp128bit",
-        "UTCBAR",
-        "UTMALDG.2D",
-        "UBLKCP.S.G",
+        product,
+        *copies,
         "LDTM.x32",
         "SYNCS.PHASECHK.TRANS64.TRYWAIT",
         "ACQBULK",
     ):
         assert any(one == wanted or one.startswith(wanted + ".") for one in found), wanted
     products = {one for one in found if re.match(r"UTC[A-Z]MMA", one)}
-    assert products == {PRODUCT[kind, arch]}
+    assert products == {product}
     # A loop over lanes, which the assembler writes where it does not know that one thread is alone.
     assert not any(one.startswith("BRA.U.ANY") for one in found)
 

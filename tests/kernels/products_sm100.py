@@ -36,23 +36,28 @@ class Case(NamedTuple):
     blocks: int = 2
     options: Mapping[str, Any] = MappingProxyType({})
     swap: bool = False
+    paired: bool = False
 
     @property
     def id(self) -> str:
         rows = self.rows if isinstance(self.rows, int) else "+".join(map(str, self.rows))
         tile = "" if self.tile is None else f"-tile{self.tile[0]}x{self.tile[1]}"
         more = "".join(f"-{name}" for name in self.options) + "-swapped" * self.swap
+        more += "-paired" * self.paired
         return f"{self.pair}-{rows}x{self.columns}x{self.depth}{tile}-{self.blocks}{more}"
 
 
 @contextmanager
-def planned(tile: tuple[int, int] | None, blocks: int, swap: bool | None = False) -> Iterator[None]:
+def planned(
+    tile: tuple[int, int] | None, blocks: int, swap: bool | None = False, pair: bool = False
+) -> Iterator[None]:
     """Products of any size by these kernels, with tiles of these extents, by so many blocks.
 
-    `tile` and `swap` None: as the plan has them.
+    `tile` and `swap` None: as the plan has them. `pair`: by pairs of blocks.
     """
     saved = plans_products._FEW_PRODUCTS, plans_blackwell.tile_of, plans_blackwell.PROCESSORS
-    saved_swap = plans_blackwell.swapped
+    saved_swap, saved_pair = plans_blackwell.swapped, plans_blackwell.paired
+    plans_blackwell.paired = lambda *facts: tile if pair else None
     plans = (plans_products.matmul, plans_products.grouped_matmul)
     plans_products._FEW_PRODUCTS = 1
     if tile is not None:
@@ -66,7 +71,7 @@ def planned(tile: tuple[int, int] | None, blocks: int, swap: bool | None = False
         yield
     finally:
         plans_products._FEW_PRODUCTS, plans_blackwell.tile_of, plans_blackwell.PROCESSORS = saved
-        plans_blackwell.swapped = saved_swap
+        plans_blackwell.swapped, plans_blackwell.paired = saved_swap, saved_pair
         for plan in plans:
             plan.cache_clear()
 
@@ -143,12 +148,13 @@ def simulated(
     expected = np.asarray(function(a, b, **options))
     out = np.full(expected.shape, 77, expected.dtype)
     names = []
-    with planned(case.tile, case.blocks, case.swap):
+    with planned(case.tile, case.blocks, case.swap, case.paired):
         with nvfp4.simulate(arch, schedule=schedule, checks=checks) as machine:
             run = machine.run
             machine.run = lambda *a, **k: (names.append(k["name"]), run(*a, **k))[1]
             function(a, b, out=out, **options)
     assert len(names) == 1 and "matmul_sm100" in names[0], names
+    assert names[0].startswith("matmul_sm100_pair") is case.paired
     return out, expected
 
 

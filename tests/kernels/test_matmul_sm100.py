@@ -45,6 +45,11 @@ CASES = [
     Case("mxfp8-mxfp4", 3, 264, 256, (128, 128), 1, {}, True),
     Case("mxfp8", (2, 0, 70), 128, 96, (64, 128), 2, {}, True),
     Case("mxfp8-mxfp4", (1, 3), 130, 128, (64, 128), 1, {}, True),
+    Case("nvfp4", 140, 200, 320, (128, 256), 2, {}, False, True),
+    Case("mxfp4", 3, 300, 192, (192, 128), 4, {}, False, True),
+    Case("mxfp8-mxfp4", 130, 264, 256, (256, 128), 2, {}, False, True),
+    Case("mxfp8", 260, 72, 160, (64, 128), 2, {}, False, True),
+    Case("nvfp4", 3, 256, 128, (128, 256), 2, INTERLEAVED, False, True),
     Case("nvfp4", (3, 0, 130, 2), 72, 128, (64, 128), 2),
     Case("mxfp4", (1, 5), 200, 32, (192, 128), 1),
     Case("mxfp8-mxfp4", (2, 0, 3), 128, 128, None, 3),
@@ -64,6 +69,7 @@ def test_exact_sums_give_the_golden_bits(case: Case) -> None:
         Case("nvfp4", (3, 0, 2), 130, 320, (64, 128), 1),
         Case("mxfp8-mxfp4", 3, 130, 384, (64, 128), 1),
         Case("mxfp4", (3, 70), 130, 96, (64, 128), 1, {}, True),
+        Case("nvfp4", 140, 130, 320, (64, 128), 2, {}, False, True),
     ],
     ids=lambda case: case.id,
 )
@@ -240,6 +246,15 @@ def test_the_picture_of_the_documentation_can_be_drawn(tmp_path: Path) -> None:
         assert f">{row}</text>" in text
     # Products of four steps of a stage, four stages a tile, three tiles.
     assert text.count('height="18"') > 3 * 4 * 4
+
+
+def test_large_products_are_made_by_pairs_of_blocks() -> None:
+    assert plan(rows=8192, columns=8192) == "matmul_sm100_pair"
+    # An instruction of 64 elements must not see the padding of scales.
+    assert plan(rows=8192, columns=8192, depth=544) == "matmul_sm100"
+    assert plan(rows=8192, columns=8192, epilogue=SWIGLU["epilogue"].code(())) == "matmul_sm100"
+    interleaved = INTERLEAVED["epilogue"].code(())
+    assert plan(rows=8192, columns=8192, epilogue=interleaved) == "matmul_sm100_pair"
 
 
 def test_columns_become_rows_where_rows_are_few() -> None:

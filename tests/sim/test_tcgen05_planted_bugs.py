@@ -20,7 +20,8 @@ import pytest
 import nvfp4
 from nvfp4 import sim
 from nvfp4.arrays import as_array
-from nvfp4.kernels import matmul_sm100
+from nvfp4.kernels.matmul_sm100 import shared_bytes
+from nvfp4.kernels.matmul_sm100_pair import pair_shared_bytes
 from nvfp4.launch import Launch, run
 from tests.kernels.products_sm100 import Case, operands, planned, same
 
@@ -35,10 +36,12 @@ PAIRS = Case("mxfp4", 3, 256, 192, (128, 128), 1, {"epilogue": nvfp4.epilogues.s
 RAGGED = Case("mxfp4", 3, 190, 160, (64, 128), 1)
 CASES = {"NVFP4": NVFP4, "MIXED": MIXED, "WIDE": WIDE, "HALF": HALF, "PAIRS": PAIRS}
 CASES["RAGGED"] = RAGGED
+#: By pairs of blocks, each with rows.
+CASES["PAIRED"] = Case("nvfp4", 131, 190, 192, (64, 128), 2, {}, False, True)
 CASES["SWAPPED"] = Case("mxfp8", 70, 130, 64, (64, 128), 1, {}, True)
 STAGES = 2
 #: The kernel's files, each of which imports from those before it.
-MODULES = ("sm100_layout", "sm100_jobs", "sm100_results", "matmul_sm100")
+MODULES = ("sm100_layout", "sm100_jobs", "sm100_results", "matmul_sm100", "matmul_sm100_pair")
 
 
 class Plant(NamedTuple):
@@ -72,8 +75,8 @@ TABLE = [
     # Barriers
     Plant(
         "init_without_fence",
-        "        fence_mbarrier_init()\n",
-        "",
+        "made + 16 + 8 * i, 4)\n        fence_mbarrier_init()\n",
+        "made + 16 + 8 * i, 4)\n",
         sim.MissingFence,
         "reports to the mbarrier",
     ),
@@ -161,28 +164,28 @@ TABLE = [
     # Commits
     Plant(
         "stage_never_empty",
-        "    tcgen05_commit(full + 8 * STAGES)\n",
+        "    commit(full + 8 * STAGES)\n",
         "",
         sim.Deadlock,
         "parity 0",
     ),
     Plant(
         "stage_empty_by_arrival",
-        "tcgen05_commit(full + 8 * STAGES)",
+        "commit(full + 8 * STAGES)",
         "mbarrier_arrive_expect_tx(full + 8 * STAGES, 0)",
         sim.NotAwaited,
         "tcgen05.commit",
     ),
     Plant(
         "made_by_arrival",
-        "if not ragged:\n                    tcgen05_commit(made)",
+        "if not ragged:\n                    commit(made)",
         "if not ragged:\n                    mbarrier_arrive_expect_tx(made, 0)",
         sim.NotAwaited,
         "tcgen05.commit",
     ),
     Plant(
         "never_made",
-        "                if not ragged:\n                    tcgen05_commit(made)\n",
+        "                if not ragged:\n                    commit(made)\n",
         "",
         sim.Deadlock,
         "mbarrier",
@@ -328,8 +331,8 @@ TABLE = [
     ),
     Plant(
         "scales_with_a_swizzle",
-        "source + group * SCALE_TILE, 0, 16, 128)",
-        "source + group * SCALE_TILE, 128, 16, 128)",
+        "tcgen05_descriptor(source, 0, 16, 128)",
+        "tcgen05_descriptor(source, 128, 16, 128)",
         sim.InvalidDescriptor,
         "swizzle",
     ),
@@ -349,8 +352,8 @@ TABLE = [
     ),
     Plant(
         "product_of_another_scale_type",
-        '"e2m1", "e2m1", "ue4m3", MMA_N)',
-        '"e2m1", "e2m1", "ue8m0", MMA_N)',
+        'product("mxf4nvf4", 16, "e2m1", "e2m1", "ue4m3", MMA_N)',
+        'product("mxf4nvf4", 16, "e2m1", "e2m1", "ue8m0", MMA_N)',
         None,
     ),
     Plant(
@@ -431,11 +434,68 @@ TABLE = [
         "syncwarp",
         "SWAPPED",
     ),
+    # Pairs of blocks
+    Plant(
+        "commits_to_one_block",
+        "tcgen05_commit_pair(mbarrier, 3)",
+        "tcgen05_commit_pair(mbarrier, 1)",
+        sim.Deadlock,
+        "mbarrier",
+        "PAIRED",
+    ),
+    Plant(
+        "expects_the_bytes_of_one_block",
+        "mbarrier_arrive_expect_tx(mine, 2 * each)",
+        "mbarrier_arrive_expect_tx(mine, each)",
+        sim.NotAwaited,
+        "tensor load of a pair",
+        "PAIRED",
+    ),
+    Plant(
+        "reports_to_its_own_block",
+        "full = map_shared(mine, 0)",
+        "full = mine",
+        sim.Deadlock,
+        "bytes",
+        "PAIRED",
+    ),
+    Plant(
+        "takes_at_home",
+        "mbarrier_arrive_cluster(map_shared(made + 16, 0))",
+        "mbarrier_arrive(made + 16)",
+        sim.Deadlock,
+        "of 8 arrivals",
+        "PAIRED",
+    ),
+    Plant(
+        "counts_the_warps_of_one_block",
+        "mbarrier_init(made + 16 + 8 * i, 8)",
+        "mbarrier_init(made + 16 + 8 * i, 4)",
+        sim.WrongParity,
+        "",
+        "PAIRED",
+    ),
+    Plant(
+        "ends_without_the_other_block",
+        "    meet()\n    if warp == ISSUER:",
+        "    tcgen05_fence_before_thread_sync()\n    cuda.syncthreads()\n    if warp == ISSUER:",
+        sim.DataRace,
+        "leaves the kernel",
+        "PAIRED",
+    ),
+    Plant(
+        "the_same_half_in_both",
+        "y = right_row + rank * right_rows()",
+        "y = right_row",
+        None,
+        "",
+        "PAIRED",
+    ),
     # Copies
     Plant(
         "map_never_acquired",
-        "        fence_tensormap_acquire(ptr_address(maps[1], 0))\n",
-        "",
+        "        ready(maps[1])\n        if PAIR",
+        "        if PAIR",
         sim.MissingFence,
         "tensormap",
     ),
@@ -465,7 +525,7 @@ TABLE = [
 
 
 def changed(row: Plant | None) -> types.ModuleType:
-    """The kernel's module with a row's change, or as it is, over modules changed likewise."""
+    """The kernels' modules with a row's change, or as they are: the last, which has all names."""
     found = 0
     with pytest.MonkeyPatch.context() as patch:
         for name in MODULES:
@@ -488,15 +548,20 @@ def simulate(case: Case, module: types.ModuleType, schedule: Any = "round_robin"
     a, b, options = operands(case)
     expected = np.asarray(nvfp4.matmul(a, b, **options))
     launches: list[Launch] = []
-    with planned(case.tile, case.blocks, case.swap), nvfp4.simulate("sm_100a") as machine:
+    with (
+        planned(case.tile, case.blocks, case.swap, case.paired),
+        nvfp4.simulate("sm_100a") as machine,
+    ):
         machine.record = launches.append
         nvfp4.matmul(a, b, **options)
     (launch,) = launches
     constants = {**dict(launch.program.constants), "STAGES": STAGES}
-    program = module.matmul_sm100_kernel().program(**constants)
+    kernel = module.matmul_sm100_pair_kernel() if case.paired else module.matmul_sm100_kernel()
+    program = kernel.program(**constants)
     program = dataclasses.replace(program, functions=launch.program.functions)
     names = ("KIND", "TILE_N", "TILE_K", "STAGES", "PAIR")
-    size = matmul_sm100.shared_bytes(*(constants[name] for name in names))
+    function = pair_shared_bytes if case.paired else shared_bytes
+    size = function(*(constants[name] for name in names))
     launch = dataclasses.replace(launch, program=program, shared_bytes=size)
     out = np.full(expected.shape, np.nan, np.float32)
     buffers = {
