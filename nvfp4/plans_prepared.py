@@ -137,6 +137,7 @@ def prefill(
         "STAGES": stages,
         "AHEAD": 2 if tokens > 64 else 3,
         "LAG": stages - 2,
+        "PENDING": 3 if stripes == 2 else 2,
         "WHOLE": depth % 64 == 0,
         "THREADS": THREADS_SM90,
     }

@@ -17,7 +17,8 @@ any number of blocks, one a multiprocessor. Shared memory: :func:`shared_bytes`.
 
 Compile-time constants: those of ``matmul_decode`` that are not its own; CHUNK, rows of A of a tile,
 a multiple of 8; HALF_TOKENS, half of it; STRIPES, 64 columns of each warpgroup; STAGES of the ring;
-AHEAD, steps in flight, not more than the depth has.
+AHEAD, steps whose weights are on their way, not more than the depth has; LAG, stages whose rows
+are; PENDING, products under way, at most twice STRIPES.
 """
 
 from __future__ import annotations
@@ -127,6 +128,7 @@ STRIPES = 2
 STAGES = 5
 AHEAD = 2
 LAG = 3
+PENDING = 3
 WHOLE = True
 
 ZERO = np.float32(0.0)
@@ -416,11 +418,11 @@ def load_weights(b, b_scales, at, header, lane):
 
 
 def multiply(acc, w, rows):
-    """Add a product, when the one before the last is done."""
+    """Add a product; wait until no more than PENDING are under way."""
     wgmma_fence()
     acc = wgmma_rs_bf16(acc, w, rows, True)
     wgmma_commit_group()
-    wgmma_wait_group(1)
+    wgmma_wait_group(PENDING)
     return acc
 
 
@@ -834,11 +836,6 @@ def consume(
             rows = wgmma_descriptor(add_u32(ring, mul_u32(stage, stage_bytes())), 128, 16, 1024)
             scale0 = multipliers(s0)
             acc0 = multiply(acc0, first_fragment(q0, scale0), rows)
-            # One product of the step before may have been under way until now.
-            if started and eq_u32(lane, 0):
-                mbarrier_arrive(before)
-            started = True
-            before = add_u32(empty, shl_u32(stage, 3))
             scale1 = scale0
             if STRIPES == 2:
                 scale1 = multipliers(t0)
@@ -846,6 +843,11 @@ def consume(
             acc0 = multiply(acc0, second_fragment(q0, scale0), rows + 2)
             if STRIPES == 2:
                 acc1 = multiply(acc1, second_fragment(p0, scale1), rows + 2)
+            # Up to now a product of the step before may have been under way.
+            if started and eq_u32(lane, 0):
+                mbarrier_arrive(before)
+            started = True
+            before = add_u32(empty, shl_u32(stage, 3))
             acc0 = multiply(acc0, third_fragment(q0, scale0), rows + 4)
             if STRIPES == 2:
                 acc1 = multiply(acc1, third_fragment(p0, scale1), rows + 4)
@@ -951,6 +953,7 @@ _HERE = {
     "STAGES": tuple(range(2, 17)),
     "AHEAD": (2, 3),
     "LAG": tuple(range(1, 16)),
+    "PENDING": (1, 2, 3),
     "WHOLE": (True, False),
     "THREADS": (THREADS,),
 }
@@ -983,7 +986,8 @@ def variant(b: str = "mxfp4", tokens: int = 128, **more: object) -> dict:
         **{"ALPHA": "value", "DECODE_A": "none", "DECODE_B": "batch", "PAIR": "none"},
         **{"OFFSETS": "int32", "IDS": "none", "INDICES": "int32", "A_STARTS": "none"},
         **{"OUTPUT": "bfloat16", "GROUPED": True, "CHUNK": tokens, "HALF_TOKENS": tokens // 2},
-        **{"STRIPES": 2, "STAGES": 5, "AHEAD": 2, "LAG": 3, "WHOLE": True, "THREADS": THREADS},
+        **{"STRIPES": 2, "STAGES": 5, "AHEAD": 2, "LAG": 3, "PENDING": 3, "WHOLE": True},
+        "THREADS": THREADS,
         **more,
     }
 
