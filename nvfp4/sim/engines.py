@@ -38,18 +38,16 @@ from .order import proxy_fence
 from .scaled_matrices import ldmatrix_e2m1, scaled_mma_resolver
 from .tcgen05 import (
     tcgen05_alloc,
-    tcgen05_commit,
-    tcgen05_cp,
     tcgen05_dealloc,
     tcgen05_fence_after,
     tcgen05_fence_before,
     tcgen05_ld,
-    tcgen05_mma,
     tcgen05_relinquish,
     tcgen05_st,
     tcgen05_wait_ld,
     tcgen05_wait_st,
 )
+from .tcgen05_products import tcgen05_commit, tcgen05_cp, tcgen05_mma
 from .warpgroups import setmaxnreg, wgmma, wgmma_commit, wgmma_fence, wgmma_values, wgmma_wait
 
 __all__ = [

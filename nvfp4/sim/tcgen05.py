@@ -1,9 +1,8 @@
-"""tcgen05 on the simulated machine: products and copies that run later, loads, stores, commits.
+"""tcgen05 on the simulated machine: allocation, fences, loads and stores.
 
-What a product or copy reads and writes is checked when it is issued; it is computed when the
-schedule picks it, the operations of one thread in order. Loads and stores move their values when
-they are issued, and may be looked at, or overwritten, behind their wait only. Source: PTX ISA,
-tcgen05; the layouts are described in ``nvfp4.ptx.tcgen05``.
+Loads and stores move their values when they are issued, and may be looked at, or overwritten,
+behind their wait only. Products and copies are in ``tcgen05_products``. Source: PTX ISA, tcgen05;
+the layouts are described in ``nvfp4.ptx.tcgen05``.
 """
 
 from __future__ import annotations
@@ -14,22 +13,15 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from ..errors import UnsupportedError
-from ..golden.casts import decode_e2m1, decode_e4m3, decode_e5m2, decode_e8m0
-from .clusters import in_block, members, owner
-from .copies import joined
+from .clusters import owner
 from .errors import (
-    Finding,
-    InvalidDescriptor,
     InvalidOperand,
     Misaligned,
-    MissingFence,
     NotAwaited,
     TensorMemoryError,
 )
-from .matrices import multiply_add
-from .mbarriers import find_for_engine
-from .order import Access, Agent, Seen, learn
-from .tensor_memory import COLUMNS, LANES, TensorMemory, Touch, tensor_memory
+from .order import Agent, Seen, learn
+from .tensor_memory import COLUMNS, Touch, tensor_memory
 
 if TYPE_CHECKING:
     from .block import Block, Warp
@@ -37,15 +29,6 @@ if TYPE_CHECKING:
 
 _ALL = 0xFFFFFFFF
 _EVERY = slice(0, 4)
-_BYTES = np.arange(256, dtype=np.uint8)
-#: Element or scale type -> the value of each byte, float64; of e2m1: of each of a byte's codes.
-_VALUES = {
-    "e4m3": decode_e4m3(_BYTES).astype(np.float64),
-    "e5m2": decode_e5m2(_BYTES).astype(np.float64),
-    "e2m1": decode_e2m1(np.stack([_BYTES & 15, _BYTES >> 4], 1)).astype(np.float64),
-    "ue8m0": decode_e8m0(_BYTES).astype(np.float64),
-    "ue4m3": decode_e4m3(_BYTES & 0x7F).astype(np.float64),
-}
 
 
 class _Warp:
@@ -56,7 +39,7 @@ class _Warp:
         self.stores = Agent(thread.block)
 
 
-class _State:
+class State:
     """What a thread has issued, waited for and fenced."""
 
     def __init__(self, thread: Thread) -> None:
@@ -70,7 +53,8 @@ class _State:
         self.loads = self.stores = 0
 
 
-def _state(thread: Thread) -> _State:
+def state_of(thread: Thread) -> State:
+    """The thread's state, on a machine that has tcgen05."""
     machine = thread.machine
     if machine.cc not in ((10, 0), (10, 3)) or not machine.arch.endswith("a"):
         raise UnsupportedError(
@@ -78,9 +62,26 @@ def _state(thread: Thread) -> _State:
         )
     memo = thread.memo()
     if "tcgen05" not in memo:
-        memo["tcgen05"] = _State(thread)
-    state: _State = memo["tcgen05"]
+        memo["tcgen05"] = State(thread)
+    state: State = memo["tcgen05"]
     return state
+
+
+def blocks_of(thread: Thread, blocks: int, name: str, alive: bool = True) -> list[Block]:
+    """The blocks of an operation: the thread's, or the pair; one kind in a kernel."""
+    block = thread.block
+    if block.state.setdefault("cta_group", blocks) != blocks:
+        raise TensorMemoryError(
+            f"{name}: cta_group::{blocks} beside cta_group::{3 - blocks} in one kernel"
+        )
+    if blocks == 1:
+        return [block]
+    pair = block.cluster.blocks
+    if len(pair) != 2:
+        raise TensorMemoryError(
+            f"{name}: a pair is a cluster of 2 blocks; this one has {len(pair)}"
+        )
+    return [owner(thread, one.shared.base, name) for one in pair] if alive else [*pair]
 
 
 # Allocation --------------------------------------------------------------------------------------
@@ -114,10 +115,10 @@ def _check_columns(name: str, columns: int) -> None:
 
 def tcgen05_alloc(thread: Thread, address: int, columns: int, blocks: int = 1) -> None:
     """Model of ``tcgen05.alloc``; of a pair: a warp in each, here for its own block."""
-    _state(thread)
+    state_of(thread)
     memory = tensor_memory(thread.block)
     name = f"tcgen05.alloc of {columns}"
-    _group(thread, blocks, name)
+    blocks_of(thread, blocks, name)
     _check_columns(name, columns)
     if address % 4:
         raise Misaligned(
@@ -149,10 +150,10 @@ def tcgen05_alloc(thread: Thread, address: int, columns: int, blocks: int = 1) -
 
 def tcgen05_dealloc(thread: Thread, base: int, columns: int, blocks: int = 1) -> None:
     """Model of ``tcgen05.dealloc``."""
-    state = _state(thread)
+    state = state_of(thread)
     memory = tensor_memory(thread.block)
     name = f"tcgen05.dealloc of {columns}"
-    _group(thread, blocks, name, alive=False)
+    blocks_of(thread, blocks, name, alive=False)
     _check_columns(name, columns)
 
     def resolve(bases: list[int]) -> None:
@@ -168,8 +169,8 @@ def tcgen05_dealloc(thread: Thread, base: int, columns: int, blocks: int = 1) ->
                 None,
                 0,
                 thread,
-                seen=_now(thread),
-                known=_now(thread),
+                seen=now_of(thread),
+                known=now_of(thread),
                 own=_own_warp(state),
                 issuer=thread.warp,
             )
@@ -181,8 +182,8 @@ def tcgen05_dealloc(thread: Thread, base: int, columns: int, blocks: int = 1) ->
 
 def tcgen05_relinquish(thread: Thread, blocks: int = 1) -> None:
     """Model of ``tcgen05.relinquish_alloc_permit``."""
-    _state(thread)
-    _group(thread, blocks, "tcgen05.relinquish_alloc_permit")
+    state_of(thread)
+    blocks_of(thread, blocks, "tcgen05.relinquish_alloc_permit")
     memory = tensor_memory(thread.block)
 
     def resolve(_: list[Any]) -> None:
@@ -196,7 +197,7 @@ def tcgen05_relinquish(thread: Thread, blocks: int = 1) -> None:
 
 def tcgen05_fence_before(thread: Thread) -> None:
     """Model of ``tcgen05.fence::before_thread_sync``."""
-    state = _state(thread)
+    state = state_of(thread)
     learn(thread, state.warp.loads, state.loads)
     learn(thread, state.warp.stores, state.stores)
     for one in tensor_memory(thread.block).allocations:
@@ -206,332 +207,12 @@ def tcgen05_fence_before(thread: Thread) -> None:
 
 def tcgen05_fence_after(thread: Thread) -> None:
     """Model of ``tcgen05.fence::after_thread_sync``."""
-    _state(thread).view = _now(thread)
+    state_of(thread).view = now_of(thread)
 
 
-def _now(thread: Thread) -> Seen:
+def now_of(thread: Thread) -> Seen:
+    """What a thread has seen by now."""
     return Seen(thread.block, thread.seen, thread.foreign)
-
-
-# Products and copies -----------------------------------------------------------------------------
-
-
-def _column(name: str, which: str, address: int, lanes: int = 0xFFFF) -> int:
-    """The column of an address in lane 0; `lanes`: the bits of the lane that count."""
-    if address >> 16 & lanes:
-        raise InvalidOperand(
-            f"{name}: the address {address:#x} of {which} is in lane {address >> 16 & lanes}, "
-            "not 0",
-            address=address,
-        )
-    return address & 0xFFFF
-
-
-def _descriptor(name: str, which: str, bits: int) -> Any:
-    from ..ptx.tcgen05_descriptors import decode_operand
-
-    try:
-        return decode_operand(bits)
-    except ValueError as error:
-        raise InvalidDescriptor(
-            f"{name}: the descriptor of {which}, {bits & (1 << 64) - 1:#018x}: {error}"
-        ) from error
-
-
-def _ordered_of_issuer(
-    agent: Agent, what: str, shape: tuple[int, int] | None
-) -> Callable[[Touch, str], bool]:
-    """Which operations of the same thread one is behind without a wait.
-
-    Products on the same accumulators, copies before products, copies before copies. And a copy
-    behind the products that read its target: the manual does not say so, all known kernels do it.
-    """
-
-    def own(one: Touch, did: str) -> bool:
-        if one.agent is not agent:
-            return False
-        if what == "mma":
-            return one.what == "cp" or one.shape == shape
-        return one.what == "cp" or did == "reads"
-
-    return own
-
-
-def _begin(
-    thread: Thread, what: str, name: str, shape: tuple[int, int] | None = None
-) -> tuple[Touch | None, Access | None]:
-    """An operation's part in the order of things: in tensor memory, and in shared memory."""
-    state = _state(thread)
-    agent = state.agent
-    agent.issued += 1
-    if not thread.machine.checks.races:
-        return None, None
-    own = _ordered_of_issuer(agent, what, shape)
-    touch = Touch(
-        what,
-        agent,
-        agent.issued,
-        thread,
-        seen=state.view,
-        known=_now(thread),
-        own=own,
-        issuer=thread,
-        shape=shape,
-    )
-    wait = "tcgen05.commit and a wait for its mbarrier"
-    return touch, Access(name, wait, [thread], [agent], agent.issued)
-
-
-def _read_shared(
-    thread: Thread, block: Block, access: Access | None, pieces: list[tuple[int, int]]
-) -> None:
-    """Check that an operation may read these bytes of a block; fences count."""
-    shared = block.shared
-    if access is None:
-        for start, nbytes in pieces:
-            shared.begin_read(None, start, nbytes)
-        return
-    known = access.seen, access.foreign
-    view = _state(thread).view
-    fenced = view.seen.copy()
-    fenced[thread.linear] = thread.clock
-    access.seen, access.foreign = fenced, view.foreign
-    try:
-        for start, nbytes in pieces:
-            shared.begin_read(access, start, nbytes)
-    except (NotAwaited, MissingFence) as error:
-        access.seen, access.foreign = known
-        try:
-            shared.begin_read(access, start, nbytes)
-        except Finding:
-            raise error from None
-        raise MissingFence(
-            f"missing fence: the {access.name} reads shared memory from {start:#x} on, which has "
-            "been waited for, but tcgen05.fence::after_thread_sync does not stand behind the wait",
-            address=start,
-        ) from error
-
-
-def _issue(thread: Thread, name: str, complete: Callable[[], None]) -> None:
-    block = thread.block
-
-    def checked() -> None:
-        if not all(one.live for one in block.cluster.blocks):
-            raise Finding(
-                f"the {name} is still in flight when its block, {tuple(block.block_index)}, or one "
-                "of its cluster has left the kernel"
-            )
-        complete()
-
-    engine = f"tensor core, thread {thread.linear} of block {tuple(block.block_index)}"
-    thread.machine.issue(name, checked, engine=engine)
-    thread.spin()
-
-
-def _group(thread: Thread, blocks: int, name: str, alive: bool = True) -> list[Block]:
-    """The blocks of an operation: the thread's, or the pair; one kind in a kernel."""
-    block = thread.block
-    if block.state.setdefault("cta_group", blocks) != blocks:
-        raise TensorMemoryError(
-            f"{name}: cta_group::{blocks} beside cta_group::{3 - blocks} in one kernel"
-        )
-    if blocks == 1:
-        return [block]
-    pair = block.cluster.blocks
-    if len(pair) != 2:
-        raise TensorMemoryError(
-            f"{name}: a pair is a cluster of 2 blocks; this one has {len(pair)}"
-        )
-    return [owner(thread, one.shared.base, name) for one in pair] if alive else [*pair]
-
-
-def tcgen05_cp(thread: Thread, target: int, descriptor: int, blocks: int = 1) -> None:
-    """Model of ``tcgen05.cp.32x128b.warpx4``; of a pair: in both, each from its own memory."""
-    name = "tcgen05.cp"
-    group = _group(thread, blocks, name)
-    touch, access = _begin(thread, "cp", name)
-    column = _column(name, "its target", target)
-    source = _descriptor(name, "its source", descriptor)
-    if source.swizzle:
-        raise InvalidDescriptor(
-            f"{name}: the descriptor of its source has a swizzle of {source.swizzle} bytes; tiles "
-            "of scales have none"
-        )
-    rows = source.chunks(32)[:, 0]
-    for block in group:
-        memory = tensor_memory(block)
-        memory.check_owned(thread, name, column, 4)
-        mine = in_block(rows, block)
-        _read_shared(thread, block, access, joined((int(row), 16) for row in mine))
-        memory.write(touch, _EVERY, column, 4, "scale factors")
-
-    def complete() -> None:
-        for block in group:
-            shared = block.shared
-            places = in_block(rows, block) - shared.base
-            words = np.frombuffer(shared.data, np.uint8)[places[:, None] + np.arange(16)]
-            data = tensor_memory(block).data
-            data[:, column : column + 4] = np.tile(words.view("<u4"), (4, 1))
-
-    _issue(thread, name, complete)
-
-
-def tcgen05_mma(
-    thread: Thread,
-    kind: str,
-    block: int,
-    d: int,
-    a: int,
-    b: int,
-    product: int,
-    a_scales: int,
-    b_scales: int,
-    accumulate: Any,
-    blocks: int = 1,
-) -> None:
-    """Model of ``tcgen05.mma`` with block scales.
-
-    Of a pair: each block has 128 rows of A and of the accumulators, half of the rows of B, and the
-    scales of its rows of A and of all of B.
-    """
-    from ..ptx.tcgen05_descriptors import decode_product
-
-    name = f"tcgen05.mma {kind}"
-    _state(thread)
-    group = _group(thread, blocks, name)
-    try:
-        what = decode_product(product, kind, block, LANES * blocks)
-    except ValueError as error:
-        raise InvalidDescriptor(
-            f"{name}: the instruction descriptor {product:#010x}: {error}"
-        ) from error
-    for element in (what.a, what.b):
-        if element not in _VALUES:
-            raise UnsupportedError(f"{name}: the simulated machine has no {element}")
-    columns = what.columns
-    first = _column(name, "the accumulators", d)
-    touch, access = _begin(thread, "mma", name, (first, columns))
-    chunks_a = _chunks(name, "A", a, LANES)
-    chunks_b = _chunks(name, "B", b, columns // blocks)
-    # Bits 31:30 of an address of scales do not count.
-    at_a = _column(name, "scales", a_scales, 0x3FFF)
-    at_b = _column(name, "scales", b_scales, 0x3FFF)
-    for one in group:
-        memory = tensor_memory(one)
-        memory.check_owned(thread, f"{name}: its accumulators", first, columns)
-        _scales(thread, memory, touch, name, "A", at_a, 4)
-        _scales(thread, memory, touch, name, "B", at_b, -(-columns // 32))
-        for chunks, element in ((chunks_a, what.a), (chunks_b, what.b)):
-            used = 8 if kind == "mxf8f6f4" and element == "e2m1" else 16
-            places = in_block(chunks.ravel(), one)
-            _read_shared(thread, one, access, joined((int(place), used) for place in places))
-        if accumulate:
-            memory.read(touch, _EVERY, first, columns, "accumulators that a product is added to")
-        memory.write(touch, _EVERY, first, columns, "accumulators")
-
-    def complete() -> None:
-        right = np.concatenate([_operand(one, chunks_b, what.b, kind) for one in group])
-        for one in group:
-            memory = tensor_memory(one)
-            left = _operand(one, chunks_a, what.a, kind)
-            with np.errstate(all="ignore"):
-                left = _scaled(left, _scale_bytes(memory, name, at_a, LANES), what.a_id, what)
-                scales = _scale_bytes(memory, name, at_b, columns)
-                scaled = _scaled(right, scales, what.b_id, what)
-            part = memory.data[:, first : first + columns]
-            given = np.zeros(part.shape)
-            if accumulate:
-                given = np.ascontiguousarray(part).view(np.float32).astype(np.float64)
-            part[:] = multiply_add(left, scaled, given).view(np.uint32)
-
-    depth = 32 if kind == "mxf8f6f4" else 64
-    _issue(thread, f"{name} {LANES * blocks}x{columns}x{depth}", complete)
-
-
-def _chunks(name: str, which: str, bits: int, rows: int) -> np.ndarray:
-    found = _descriptor(name, which, bits)
-    try:
-        chunks: np.ndarray = found.chunks(rows)
-    except ValueError as error:
-        raise InvalidDescriptor(
-            f"{name}: the descriptor of {which}, {bits & (1 << 64) - 1:#018x}: {error}"
-        ) from error
-    return chunks
-
-
-def _scales(
-    thread: Thread,
-    memory: TensorMemory,
-    touch: Touch | None,
-    name: str,
-    which: str,
-    column: int,
-    count: int,
-) -> None:
-    """Check that scales are in place."""
-    if column % 2:
-        raise InvalidOperand(
-            f"{name}: the scale factors of {which} are at column {column}; whole tiles, or halves, "
-            "begin at even ones",
-            address=column,
-        )
-    memory.check_owned(thread, f"{name}: the scale factors of {which}", column, count)
-    for writer in memory.writers(_EVERY, column, count):
-        if writer.what == "mma":
-            raise TensorMemoryError(
-                f"{name}: scale factors not in place: columns {column} to {column + count - 1}, "
-                f"scales of {which}, hold accumulators of {writer.describe(thread.block)}",
-                address=column,
-            )
-    memory.read(touch, _EVERY, column, count, f"scale factors of {which}, not in place")
-
-
-def _operand(block: Block, chunks: np.ndarray, element: str, kind: str) -> np.ndarray:
-    """The values of a matrix's 32 bytes of each row, float64."""
-    shared = block.shared
-    places = (in_block(chunks, block) - shared.base)[:, :, None] + np.arange(16)
-    data = np.frombuffer(shared.data, np.uint8)[places]
-    if element == "e2m1":
-        data = data[:, :, :8] if kind == "mxf8f6f4" else data
-    return _VALUES[element][data.reshape(len(chunks), -1)].reshape(len(chunks), -1)
-
-
-def _scale_bytes(memory: TensorMemory, name: str, column: int, rows: int) -> np.ndarray:
-    """The scale words of rows, as bytes [rows, 4]; all four quarters must hold the same."""
-    count = -(-rows // 32)
-    words = memory.data[:, column : column + count].reshape(4, 32, count)
-    if (words != words[0]).any():
-        raise TensorMemoryError(
-            f"{name}: the scale factors from column {column} on differ between the quarters of the "
-            "lanes: each must hold them all",
-            address=column,
-        )
-    return np.ascontiguousarray(words[0].T).view(np.uint8).reshape(32 * count, 4)[:rows]
-
-
-def _scaled(values: np.ndarray, words: np.ndarray, place: int, what: Any) -> np.ndarray:
-    scales = _VALUES[what.scale][words[:, place : place + what.scales]]
-    made: np.ndarray = values * np.repeat(scales, what.block, axis=1)
-    return made
-
-
-def tcgen05_commit(thread: Thread, address: int, mask: int = 0) -> None:
-    """Model of ``tcgen05.commit``; of a pair, `mask` says to which blocks' mbarriers."""
-    name = "tcgen05.commit"
-    state = _state(thread)
-    _group(thread, 2 if mask else 1, name)
-    where = members(thread, mask, name) if mask else [thread.block]
-    barriers = [find_for_engine(thread, in_block(address, block), name, block) for block in where]
-    agent, number, view = state.agent, state.agent.issued, state.view
-
-    def complete() -> None:
-        for barrier in barriers:
-            # What the operations were behind is before their end, too.
-            barrier.clock.hand_on(view)
-            barrier.clock.add(agent.block, agent, number)
-            barrier.arrive(1)
-
-    _issue(thread, name, complete)
 
 
 # Loads and stores --------------------------------------------------------------------------------
@@ -549,7 +230,7 @@ class Loaded(Sequence[Any]):
 
     def values(self) -> tuple[Any, ...]:
         """All of them as float32."""
-        if self.number > _state(self._thread).loads:
+        if self.number > state_of(self._thread).loads:
             raise NotAwaited(
                 "not waited for: what tcgen05.ld loads is used before tcgen05.wait::ld"
             )
@@ -565,7 +246,7 @@ class Loaded(Sequence[Any]):
         return iter(self.values())
 
 
-def _own_warp(state: _State) -> Callable[[Touch, str], bool]:
+def _own_warp(state: State) -> Callable[[Touch, str], bool]:
     """Which loads and stores of the same warp one is behind: those waited for, stores by stores."""
     warp = state.warp
 
@@ -598,14 +279,14 @@ def _of_warp(thread: Thread, what: str, agent: Agent) -> Touch | None:
     if not thread.machine.checks.races:
         return None
     lanes = thread.warp.threads
-    states = [_state(lane) for lane in lanes]
+    states = [state_of(lane) for lane in lanes]
     return Touch(
         what,
         agent,
         agent.issued,
         thread,
         seen=_least([state.view for state in states]),
-        known=_least([_now(lane) for lane in lanes]),
+        known=_least([now_of(lane) for lane in lanes]),
         own=_own_warp(min(states, key=lambda state: (state.loads, state.stores))),
         issuer=thread.warp,
     )
@@ -634,7 +315,7 @@ def _lowest(lists: list[list[int]]) -> list[int]:
 def tcgen05_ld(thread: Thread, address: int, count: int) -> Loaded:
     """Model of ``tcgen05.ld.32x32b``."""
     name = f"tcgen05.ld.x{count}"
-    state = _state(thread)
+    state = state_of(thread)
     memory = tensor_memory(thread.block)
 
     def resolve(addresses: list[int]) -> dict[int, Any]:
@@ -653,7 +334,7 @@ def tcgen05_ld(thread: Thread, address: int, count: int) -> Loaded:
 
 def tcgen05_wait_ld(thread: Thread, values: Any) -> Any:
     """Model of ``tcgen05.wait::ld``: the values."""
-    state = _state(thread)
+    state = state_of(thread)
     state.loads = state.warp.loads.issued
     return values.values() if isinstance(values, Loaded) else values
 
@@ -662,7 +343,7 @@ def tcgen05_st(thread: Thread, address: int, values: Any) -> None:
     """Model of ``tcgen05.st.32x32b``."""
     count = len(values)
     name = f"tcgen05.st.x{count}"
-    state = _state(thread)
+    state = state_of(thread)
     memory = tensor_memory(thread.block)
 
     def resolve(given: list[Any]) -> None:
@@ -680,5 +361,5 @@ def tcgen05_st(thread: Thread, address: int, values: Any) -> None:
 
 def tcgen05_wait_st(thread: Thread) -> None:
     """Model of ``tcgen05.wait::st``."""
-    state = _state(thread)
+    state = state_of(thread)
     state.stores = state.warp.stores.issued
