@@ -57,7 +57,7 @@ def decode(
     _check_pairs(constants, columns)
     cut = tile(constants, rows, columns, depth, groups, processors)
     steps = ceil_div(depth, 64)
-    own = {
+    own: dict[str, Any] = {
         "GROUPED": groups is not None,
         "CHUNK": cut.chunk,
         "WARPS": cut.warps,
@@ -78,7 +78,12 @@ def decode(
     grid = min(ceil_div(items, cut.warps // cut.team), processors * cut.resident)
     shared = shared_bytes(chunk=cut.chunk, warps=cut.warps, stripes=cut.stripes, groups=groups)
     return Launch(
-        program, grid, 32 * cut.warps, shared, args, programmatic=capability(arch) >= (9, 0)
+        program,
+        (grid, 1, 1),
+        (32 * cut.warps, 1, 1),
+        shared,
+        args,
+        programmatic=capability(arch) >= (9, 0),
     )
 
 
@@ -121,22 +126,25 @@ def prefill(
         As in :func:`decode`.
     """
     _check_pairs(constants, columns)
-    steps = ceil_div(depth, 64)
     mean = rows / (groups or 1)
-    if mean < MANY_ROWS or steps < 3 or constants["INPUT"] != "bfloat16":
+    if mean < MANY_ROWS or constants["INPUT"] != "bfloat16":
         return None
     halves = constants["PAIR"] == "halves"
     tokens = tokens_of(mean, groups)
     stripes = 2 if tokens <= 144 or halves else 1
-    stages = max(3, min(12, ((190 - 17 * stripes) << 10) // (tokens * 128)))
-    own = {
+    step = 512 if constants["B_ELEMENT"] == "e2m1" else 1024
+    weights = 8 * stripes * (step + 128)
+    fetched = max(2, min(8, (56 << 10) // weights - 1))
+    room = (222 << 10) - 17408 * stripes - (fetched + 1) * weights - 16 * (groups or 0)
+    stages = max(2, min(10, room // (tokens * 128 + 16)))
+    own: dict[str, Any] = {
         "GROUPED": groups is not None,
         "CHUNK": tokens,
         "HALF_TOKENS": tokens // 2,
         "STRIPES": stripes,
         "STAGES": stages,
-        "AHEAD": 2 if tokens > 64 else 3,
-        "LAG": stages - 2,
+        "DEPTH": fetched,
+        "LAG": max(1, stages - 2),
         "PENDING": 3 if stripes == 2 else 2,
         "WHOLE": depth % 64 == 0,
         "THREADS": THREADS_SM90,
@@ -148,8 +156,17 @@ def prefill(
     chunks = min(ceil_div(rows, tokens) + (groups or 0), rows)
     wide = columns // 2 if halves else columns
     items = max(1, chunks * ceil_div(wide, 128 if halves else 128 * stripes))
-    shared = shared_bytes_sm90(tokens=tokens, stripes=stripes, stages=stages, groups=groups)
-    return Launch(program, min(items, processors), THREADS_SM90, shared, args, programmatic=True)
+    shared = shared_bytes_sm90(
+        tokens=tokens, stripes=stripes, stages=stages, depth=fetched, step=step, groups=groups
+    )
+    return Launch(
+        program,
+        (min(items, processors), 1, 1),
+        (THREADS_SM90, 1, 1),
+        shared,
+        args,
+        programmatic=True,
+    )
 
 
 def tokens_of(mean: float, groups: int | None) -> int:
@@ -202,9 +219,35 @@ def tile(
     How rows spread over the ranges is not known here: the mean must do.
     """
     steps = ceil_div(depth, 64)
-    team = 8 if steps >= 64 else 4 if steps >= 16 else 2
     many = rows > 8 if groups is None else rows > 6 * groups
     chunk = 16 if many else 8
     halves = constants["PAIR"] == "halves"
-    simple = chunk == 8 and constants["A_ELEMENT"] == "none" and not halves
-    return Cut(chunk, 8, team, 2 if halves else 1, 2 if halves else 4, 4 if simple else 2)
+    simple = constants["A_ELEMENT"] == "none" and constants["INPUT"] == "bfloat16"
+    # Chunks of ranges that are hit: each row is in one of its own where there are few.
+    chunks = (
+        ceil_div(rows, chunk) if groups is None else min(rows, ceil_div(rows, chunk) + groups // 2)
+    )
+    best = (0.0, 1, 1)
+    for stripes in (2,) if halves or many else (1, 2):
+        warps = 8 * _resident(chunk, stripes, simple) * processors
+        for team in (8, 4, 2, 1):
+            if team > 1 and steps < 4 * team:
+                continue
+            items = chunks * ceil_div(ceil_div(columns, 16), stripes)
+            places = warps // team
+            # How full the last round is, and a little for reading rows of A half as often.
+            filled = items / (ceil_div(items, places) * places)
+            filled *= steps / (steps + team)  # an item costs about a step besides its steps
+            best = max(best, (filled * (1.05 if stripes == 2 else 1.0), team, stripes))
+    _, team, stripes = best
+    slots = 2 if stripes == 2 or groups is not None or not simple else 4
+    return Cut(chunk, 8, team, stripes, slots, _resident(chunk, stripes, simple))
+
+
+def _resident(chunk: int, stripes: int, simple: bool) -> int:
+    """Blocks of a multiprocessor for which there are registers."""
+    if not simple:
+        return 2
+    if chunk == 16:
+        return 2 if stripes == 2 else 3
+    return 3 if stripes == 2 else 4

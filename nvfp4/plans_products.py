@@ -116,7 +116,13 @@ def matmul(
     constants = _operand_constants(*facts) | _result_constants(out_dtype, out_layout, epilogue)
     if b_layout == PREPARED:
         indices = ("b_codes",) * 4
-        numbers = (rows, rows, columns, depth, _row_units(a_format, depth, a_row_stride))
+        numbers: tuple[int, ...] = (
+            rows,
+            rows,
+            columns,
+            depth,
+            _row_units(a_format, depth, a_row_stride),
+        )
         numbers += (0, 1, ceil_div(rows, TILE_ROWS))
         return _prepared(arch, constants, a_format, alpha, epilogue, indices, numbers, processors)
     program = _with_epilogue(matmul_kernel(_dtypes(epilogue)).program(**constants), epilogue)
@@ -263,7 +269,13 @@ def grouped_matmul(
     constants["A_STARTS"] = starts_dtype or "none"
     if b_layout == PREPARED:
         indices = ("row_offsets", "expert_ids", "row_indices", "tile_starts")
-        numbers = (input_rows, rows, columns, depth, _row_units(a_format, depth, a_row_stride))
+        numbers: tuple[int, ...] = (
+            input_rows,
+            rows,
+            columns,
+            depth,
+            _row_units(a_format, depth, a_row_stride),
+        )
         numbers += (groups, experts, allocated_tiles(rows, groups) if a_tiles is None else a_tiles)
         return _prepared(
             arch, constants, a_format, alpha, epilogue, indices, numbers, processors, grouped=True
@@ -339,7 +351,7 @@ def _prepared(
         *numbers,
     )
     _, rows, columns, depth, _, groups, _, _ = numbers
-    shape = {
+    shape: dict[str, Any] = {
         "rows": rows,
         "columns": columns,
         "depth": depth,

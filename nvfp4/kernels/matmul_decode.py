@@ -20,6 +20,7 @@ rows of A of an item, 8 or 16; WARPS; WHOLE, whether the depth is a multiple of 
 from __future__ import annotations
 
 import functools
+from typing import Any
 
 import numpy as np
 
@@ -592,7 +593,7 @@ MATMUL_DECODE = matmul_decode_kernel()
 
 
 def variant(
-    b: str = "mxfp4", a: str = "bfloat16", chunk: int = 8, warps: int = 8, **more: object
+    b: str = "mxfp4", a: str = "bfloat16", chunk: int = 8, warps: int = 8, **more: Any
 ) -> dict:
     """Constants of a usual program, to be changed by name."""
     scale = "e4m3" if b == "nvfp4" else "e8m0"
@@ -608,7 +609,7 @@ def variant(
     }
 
 
-_QUANTIZED_A = {"A_ELEMENT": "e4m3", "A_LAYOUT": "tcgen", "DECODE_A": "group", "IDS": "int32"}
+_QUANTIZED_A: dict = {"A_ELEMENT": "e4m3", "A_LAYOUT": "tcgen", "DECODE_A": "group", "IDS": "int32"}
 VARIANTS = {
     "matmul_decode": (
         variant(),

@@ -1,9 +1,9 @@
 """Products of many rows with prepared weights on Hopper: ``wgmma`` with weights in registers.
 
 A block makes tiles of 64 * 2 * STRIPES columns of the product by TOKENS rows of A, of a list that
-it finds itself: items of ``prepared_items``. Two consumer warpgroups read the codes of their
-columns straight to registers, some steps of 64 of the depth ahead, and make bfloat16 of them while
-the product before is under way; weights are the first operand, so they never touch shared memory.
+it finds itself: items of ``prepared_items``. Two consumer warpgroups copy the codes of their
+columns, each lane its own, some steps of 64 of the depth ahead, and make bfloat16 of them while
+products before are under way; weights are the first operand, in registers.
 Four producer warps bring the rows of A, gathered, dequantised, in the weights' K order, to a ring
 in shared memory. Producers and consumers go over the same items by themselves; full and empty
 stages are told by mbarriers, so loads for the next item begin while the last one is written.
@@ -17,8 +17,8 @@ any number of blocks, one a multiprocessor. Shared memory: :func:`shared_bytes`.
 
 Compile-time constants: those of ``matmul_decode`` that are not its own; CHUNK, rows of A of a tile,
 a multiple of 8; HALF_TOKENS, half of it; STRIPES, 64 columns of each warpgroup; STAGES of the ring;
-AHEAD, steps whose weights are on their way, not more than the depth has; LAG, stages whose rows
-are; PENDING, products under way, at most twice STRIPES.
+DEPTH, steps whose weights are on their way; LAG, stages whose rows are; PENDING, products under
+way, at most twice STRIPES.
 """
 
 from __future__ import annotations
@@ -50,7 +50,7 @@ from ..ptx.arith import (
     xor_u32,
 )
 from ..ptx.bits import bf16x2_of_f32, f16x2_of_f32, uint_as_float
-from ..ptx.bulk import cp_async_4, cp_async_commit_group, cp_async_wait_group
+from ..ptx.bulk import cp_async_4, cp_async_16, cp_async_commit_group, cp_async_wait_group
 from ..ptx.control import (
     bar_arrive,
     bar_sync,
@@ -106,8 +106,6 @@ from .prepared_mma import (
     early_fragment,
     factor_of_matrix,
     late_fragment,
-    load_codes,
-    load_record,
     matrix_records,
     multipliers,
     record_bytes,
@@ -126,7 +124,7 @@ CHUNK = 128
 HALF_TOKENS = 64
 STRIPES = 2
 STAGES = 5
-AHEAD = 2
+DEPTH = 4
 LAG = 3
 PENDING = 3
 WHOLE = True
@@ -159,9 +157,19 @@ def results_at():
     return STAGES * stage_bytes()
 
 
+def slot_bytes():
+    """Bytes of the codes and scales of a step for a warp and stripe, as its lanes have them."""
+    return step_bytes() + 128
+
+
+def weights_at():
+    """Where codes and scales are, of each consumer warp DEPTH + 1 steps."""
+    return results_at() + 2 * STRIPES * piece_bytes()
+
+
 def barriers_at():
-    """Where full and empty mbarriers are, 16 bytes a stage; before them, a word for flags."""
-    return results_at() + 2 * STRIPES * piece_bytes() + 16
+    """Where full and empty mbarriers are, 16 bytes a stage; before them, words for flags."""
+    return weights_at() + 8 * (DEPTH + 1) * STRIPES * slot_bytes() + 16
 
 
 def producers_of_stage():
@@ -410,11 +418,36 @@ def make_rows(
 # Consumers ---------------------------------------------------------------------------------------
 
 
-def load_weights(b, b_scales, at, header, lane):
-    """A lane's codes and scales of a step."""
-    code = i64_of_u32(at) * step_bytes() + i64_of_u32(lane) * 16
+def fetch(b, b_scales, at, header, code_slot, record_slot, lane):
+    """Begin to copy a lane's codes and scales of a step to its own places in shared memory."""
+    code = ptr_address(b, 0) + i64_of_u32(at) * step_bytes() + i64_of_u32(lane) * 16
+    cp_async_16(code_slot, code, 16)
+    if B_ELEMENT != "e2m1":
+        cp_async_16(add_u32(code_slot, 512), code + 512, 16)
     record = i64_of_u32(at) * record_bytes() + i64_of_u32(header) + record_place(lane)
-    return load_codes(b, code), load_record(b_scales, record)
+    cp_async_4(record_slot, ptr_address(b_scales, 0) + record, 4)
+
+
+def fetch_stripes(b, b_scales, runs, code_slots, record_slots, number, lane):
+    """Begin to copy a step of all stripes to the places of this number, as a group."""
+    code_slot = add_u32(code_slots, mul_u32(number, STRIPES * slot_bytes()))
+    record_slot = add_u32(record_slots, mul_u32(number, STRIPES * slot_bytes()))
+    fetch(b, b_scales, runs[0], runs[2], code_slot, record_slot, lane)
+    if STRIPES == 2:
+        code_slot = add_u32(code_slot, slot_bytes())
+        record_slot = add_u32(record_slot, slot_bytes())
+        fetch(b, b_scales, runs[1], runs[2], code_slot, record_slot, lane)
+    cp_async_commit_group()
+
+
+def codes_of_slot(slot):
+    """A lane's codes."""
+    low = ld_shared_v4_u32(slot)
+    if B_ELEMENT == "e2m1":
+        return low
+    else:
+        high = ld_shared_v4_u32(add_u32(slot, 512))
+        return (low[0], low[1], low[2], low[3], high[0], high[1], high[2], high[3])
 
 
 def multiply(acc, w, rows):
@@ -785,60 +818,79 @@ def consume(
     before = empty  # the mbarrier of the stage that the last step has read
     started = False
     none = u32_of_i64(0)
-    q0, s0 = load_none()
-    q1, s1 = load_none()
-    q2, s2 = load_none()
-    p0, t0 = load_none()
-    p1, t1 = load_none()
-    p2, t2 = load_none()
+    # What is fetched is DEPTH steps ahead of what is multiplied, perhaps in a later item.
+    weights = add_u32(weights_at(), mul_u32(warp, (DEPTH + 1) * STRIPES * slot_bytes()))
+    weights = add_u32(ring, weights)
+    code_slots = add_u32(weights, shl_u32(lane, 4))
+    record_slots = add_u32(weights, add_u32(shl_u32(lane, 2), step_bytes()))
+    fetched = item
+    left = none
+    from0 = none
+    from1 = none
+    from_header = none
+    fill = none
+    slot = none
+    ahead = none
     if lt_u32(item, items):
-        here = locate(item, across, ranges, lane)
-        at = run_of(here, 0, group, inner, row_blocks, steps)
-        header = header_of(here)
-        last = sub_u32(steps, 1)
-        q0, s0 = load_weights(b, b_scales, at, header, lane)
-        q1, s1 = load_weights(b, b_scales, add_u32(at, min_u32(1, last)), header, lane)
-        if AHEAD >= 3:
-            q2, s2 = load_weights(b, b_scales, add_u32(at, min_u32(2, last)), header, lane)
-        if STRIPES == 2:
-            at = run_of(here, 1, group, inner, row_blocks, steps)
-            p0, t0 = load_weights(b, b_scales, at, header, lane)
-            p1, t1 = load_weights(b, b_scales, add_u32(at, min_u32(1, last)), header, lane)
-            if AHEAD >= 3:
-                p2, t2 = load_weights(b, b_scales, add_u32(at, min_u32(2, last)), header, lane)
+        while lt_u32(ahead, DEPTH):
+            if eq_u32(left, 0):
+                where_from = locate(fetched, across, ranges, lane)
+                from0 = run_of(where_from, 0, group, inner, row_blocks, steps)
+                if STRIPES == 2:
+                    from1 = run_of(where_from, 1, group, inner, row_blocks, steps)
+                from_header = header_of(where_from)
+                left = steps
+                fetched = min_u32(add_u32(fetched, beyond), sub_u32(items, 1))
+            runs = (from0, from1, from_header)
+            fetch_stripes(b, b_scales, runs, code_slots, record_slots, fill, lane)
+            from0 = add_u32(from0, 1)
+            from1 = add_u32(from1, 1)
+            left = sub_u32(left, 1)
+            fill = add_u32(fill, 1)
+            ahead = add_u32(ahead, 1)
     while lt_u32(item, items):
         here = locate(item, across, ranges, lane)
         expert = here[0]
-        at0 = run_of(here, 0, group, inner, row_blocks, steps)
-        at1 = at0
-        following = min_u32(add_u32(item, beyond), sub_u32(items, 1))
-        there = locate(following, across, ranges, lane)
-        next0 = run_of(there, 0, group, inner, row_blocks, steps)
-        next1 = next0
-        if STRIPES == 2:
-            at1 = run_of(here, 1, group, inner, row_blocks, steps)
-            next1 = run_of(there, 1, group, inner, row_blocks, steps)
-        header = header_of(here)
-        header_after = header_of(there)
         acc0 = wgmma_zeros(HALF_TOKENS)
         acc1 = acc0
         if STRIPES == 2:
             acc1 = wgmma_zeros(HALF_TOKENS)
         step = none
         while lt_u32(step, steps):
-            # The weights that are AHEAD of this step, perhaps the next item's.
-            later = add_u32(step, AHEAD)
-            more = lt_u32(later, steps)
-            beyond_end = min_u32(sub_u32(later, steps), sub_u32(steps, 1))
-            from_header = select_u32(more, header, header_after)
-            from0 = select_u32(more, add_u32(at0, later), add_u32(next0, beyond_end))
-            mbarrier_wait_parity(add_u32(full, shl_u32(stage, 3)), parity)
-            rows = wgmma_descriptor(add_u32(ring, mul_u32(stage, stage_bytes())), 128, 16, 1024)
-            scale0 = multipliers(s0)
-            acc0 = multiply(acc0, first_fragment(q0, scale0), rows)
+            # To the place that the step before has left.
+            if eq_u32(left, 0):
+                where_from = locate(fetched, across, ranges, lane)
+                from0 = run_of(where_from, 0, group, inner, row_blocks, steps)
+                if STRIPES == 2:
+                    from1 = run_of(where_from, 1, group, inner, row_blocks, steps)
+                from_header = header_of(where_from)
+                left = steps
+                fetched = min_u32(add_u32(fetched, beyond), sub_u32(items, 1))
+            runs = (from0, from1, from_header)
+            fetch_stripes(b, b_scales, runs, code_slots, record_slots, fill, lane)
+            from0 = add_u32(from0, 1)
+            from1 = add_u32(from1, 1)
+            left = sub_u32(left, 1)
+            fill = add_u32(fill, 1)
+            if lt_u32(DEPTH, fill):
+                fill = none
+            cp_async_wait_group(DEPTH)
+            code_slot = add_u32(code_slots, mul_u32(slot, STRIPES * slot_bytes()))
+            record_slot = add_u32(record_slots, mul_u32(slot, STRIPES * slot_bytes()))
+            q0 = codes_of_slot(code_slot)
+            scale0 = multipliers(ld_shared_u32(record_slot))
+            p0 = q0
             scale1 = scale0
             if STRIPES == 2:
-                scale1 = multipliers(t0)
+                p0 = codes_of_slot(add_u32(code_slot, slot_bytes()))
+                scale1 = multipliers(ld_shared_u32(add_u32(record_slot, slot_bytes())))
+            slot = add_u32(slot, 1)
+            if lt_u32(DEPTH, slot):
+                slot = none
+            mbarrier_wait_parity(add_u32(full, shl_u32(stage, 3)), parity)
+            rows = wgmma_descriptor(add_u32(ring, mul_u32(stage, stage_bytes())), 128, 16, 1024)
+            acc0 = multiply(acc0, first_fragment(q0, scale0), rows)
+            if STRIPES == 2:
                 acc1 = multiply(acc1, first_fragment(p0, scale1), rows)
             acc0 = multiply(acc0, second_fragment(q0, scale0), rows + 2)
             if STRIPES == 2:
@@ -854,20 +906,6 @@ def consume(
             acc0 = multiply(acc0, fourth_fragment(q0, scale0), rows + 6)
             if STRIPES == 2:
                 acc1 = multiply(acc1, fourth_fragment(p0, scale1), rows + 6)
-            q0, s0 = q1, s1
-            p0, t0 = p1, t1
-            if AHEAD >= 3:
-                q1, s1 = q2, s2
-                p1, t1 = p2, t2
-                q2, s2 = load_weights(b, b_scales, from0, from_header, lane)
-                if STRIPES == 2:
-                    from1 = select_u32(more, add_u32(at1, later), add_u32(next1, beyond_end))
-                    p2, t2 = load_weights(b, b_scales, from1, from_header, lane)
-            else:
-                q1, s1 = load_weights(b, b_scales, from0, from_header, lane)
-                if STRIPES == 2:
-                    from1 = select_u32(more, add_u32(at1, later), add_u32(next1, beyond_end))
-                    p1, t1 = load_weights(b, b_scales, from1, from_header, lane)
             stage = add_u32(stage, 1)
             if ge_u32(stage, STAGES):
                 stage = sub_u32(stage, STAGES)
@@ -905,17 +943,9 @@ def consume(
         if CHUNK > 224:
             leave_and_store(to, acc0, acc1, a_rows, factors, here, columns, where, 7, 224)
         item = add_u32(item, beyond)
+    cp_async_wait_group(0)
     if plain:
         atom_max_shared_u32(add_u32(flags, 4), 1)
-
-
-def load_none():
-    """Registers for codes and scales."""
-    none = u32_of_i64(0)
-    if B_ELEMENT == "e2m1":
-        return (none, none, none, none), none
-    else:
-        return (none, none, none, none, none, none, none, none), none
 
 
 def leave_and_store(to, acc0, acc1, a_rows, factors, here, columns, where, piece, first: str):
@@ -933,10 +963,17 @@ def leave_and_store(to, acc0, acc1, a_rows, factors, here, columns, where, piece
 # Kernels -----------------------------------------------------------------------------------------
 
 
-def shared_bytes(*, tokens: int, stripes: int, stages: int, groups: int | None) -> int:
-    """Bytes of shared memory of a block; `groups` is None in a dense product."""
+def shared_bytes(
+    *, tokens: int, stripes: int, stages: int, depth: int, step: int, groups: int | None
+) -> int:
+    """Bytes of shared memory of a block.
+
+    `depth` is DEPTH, `step` the bytes of a step's codes; `groups` is None in a dense product.
+    """
+    weights = 8 * (depth + 1) * stripes * (step + 128)
     table = 0 if groups is None else table_bytes(groups) + 8 * (THREADS // 32)
-    return stages * tokens * 128 + 2 * stripes * PIECE * PITCH + 16 + 16 * stages + table
+    results = 2 * stripes * PIECE * PITCH
+    return stages * tokens * 128 + results + weights + 16 + 16 * stages + table
 
 
 _SHARED_WITH_NAIVE = (
@@ -951,7 +988,7 @@ _HERE = {
     "HALF_TOKENS": tuple(range(8, 129, 4)),
     "STRIPES": (1, 2),
     "STAGES": tuple(range(2, 17)),
-    "AHEAD": (2, 3),
+    "DEPTH": tuple(range(2, 13)),
     "LAG": tuple(range(1, 16)),
     "PENDING": (1, 2, 3),
     "WHOLE": (True, False),
@@ -986,7 +1023,7 @@ def variant(b: str = "mxfp4", tokens: int = 128, **more: object) -> dict:
         **{"ALPHA": "value", "DECODE_A": "none", "DECODE_B": "batch", "PAIR": "none"},
         **{"OFFSETS": "int32", "IDS": "none", "INDICES": "int32", "A_STARTS": "none"},
         **{"OUTPUT": "bfloat16", "GROUPED": True, "CHUNK": tokens, "HALF_TOKENS": tokens // 2},
-        **{"STRIPES": 2, "STAGES": 5, "AHEAD": 2, "LAG": 3, "PENDING": 3, "WHOLE": True},
+        **{"STRIPES": 2, "STAGES": 5, "DEPTH": 4, "LAG": 3, "PENDING": 3, "WHOLE": True},
         "THREADS": THREADS,
         **more,
     }
@@ -995,7 +1032,7 @@ def variant(b: str = "mxfp4", tokens: int = 128, **more: object) -> dict:
 VARIANTS = {
     "matmul_sm90": (
         variant(),
-        variant("nvfp4", 32, AHEAD=3),
+        variant("nvfp4", 32, DEPTH=8),
         variant("mxfp8_e4m3", 64, GROUPED=False, DECODE_B="scalar", INDICES="none"),
     ),
 }
