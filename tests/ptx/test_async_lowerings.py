@@ -18,7 +18,7 @@ from nvfp4.ptx.instruction import ANY, Instruction, instruction, split_tuple
 from tests.ptx import async_kernels as kernels
 from tests.ptx.test_async_kernels import WGMMA_COLUMNS
 
-IMMEDIATES = {"pending": 1, "count": 64, "swizzle": 128}
+IMMEDIATES = {"pending": 1, "count": 64, "swizzle": 128, "first": 0}
 # The machine code for each instruction, on sm_90a; ... and on others where another.
 SASS = {
     "mbarrier_init": "SYNCS.EXCH.64",
@@ -72,6 +72,7 @@ SASS = {
     "wgmma_zeros": None,
     "wgmma_descriptor": None,
     "st_shared_acc": "STS.64",
+    "st_shared_acc_columns": "STS",
     "wgmma_ss_bf16": "HGMMA.64x8x16.F32.BF16",
     "wgmma_rs_bf16": "HGMMA.64x8x16.F32.BF16",
     "wgmma_ss_f16": "HGMMA.64x8x16.F32",

@@ -106,6 +106,26 @@ def test_the_exact_result_is_rounded_once(name, operation):
     in_pairs(results, instruction, operands)
 
 
+@pytest.mark.parametrize("half", ["low", "high"])
+def test_both_halves_are_multiplied_by_one_half(half):
+    """Whatever is in the other half."""
+    instruction = getattr(packed, f"mul_bf16x2_{half}")
+    operands = list(itertools.product(codes("bf16"), repeat=2))
+    results = [
+        NAN if any(is_nan("bf16", code) for code in pair) else product("bf16", *pair)
+        for pair in operands
+    ]
+    # Pairs with the same second code stand len(codes) apart.
+    step = len(codes("bf16"))
+    for i, (a, b) in enumerate(operands):
+        j = (i + step) % len(operands)
+        other, same = operands[j]
+        assert same == b
+        for unused in (0, b ^ 0x8001, NAN):
+            word = unused << 16 | b if half == "low" else b << 16 | unused
+            assert instruction(a << 16 | other, word) == results[i] << 16 | results[j]
+
+
 @pytest.mark.parametrize("kept", [False, True])
 @pytest.mark.parametrize("pick", [min, max])
 @pytest.mark.parametrize("name", TYPES)
@@ -152,5 +172,7 @@ def test_fma_stands_for_products_and_sums_before_sm_90():
     for a, b in itertools.product(codes("bf16"), repeat=2):
         a, b = a * 0x10001, b * 0x10001
         assert packed.fma_bf16x2(a, b, minus_zero) == packed.mul_bf16x2(a, b)
+        assert packed.fma_bf16x2(a, b, minus_zero) == packed.mul_bf16x2_low(a, b)
+        assert packed.fma_bf16x2(a, b, minus_zero) == packed.mul_bf16x2_high(a, b)
         assert packed.fma_bf16x2(a, one, b) == packed.add_bf16x2(a, b)
         assert packed.fma_bf16x2(b, one | 0x80008000, a) == packed.sub_bf16x2(a, b)
