@@ -138,7 +138,7 @@ def prefill(
     weights = 8 * stripes * (step + 128)
     fetched = max(2, min(8, (56 << 10) // weights - 1))
     room = (222 << 10) - 17408 * stripes - (fetched + 1) * weights - 16 * (groups or 0)
-    stages = max(2, min(MOST_STAGES, room // (tokens * 128 + 16)))
+    stages = max(2, min(MOST_STAGES, room // (tokens * 128 + 24)))
     own: dict[str, Any] = {
         "GROUPED": groups is not None,
         "CHUNK": tokens,
@@ -146,7 +146,6 @@ def prefill(
         "STRIPES": stripes,
         "STAGES": stages,
         "DEPTH": fetched,
-        "LAG": max(1, stages - 2),
         "PENDING": 3 if stripes == 2 else 2,
         "WHOLE": depth % 64 == 0,
         "THREADS": THREADS_SM90,

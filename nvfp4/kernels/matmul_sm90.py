@@ -17,8 +17,7 @@ any number of blocks, one a multiprocessor. Shared memory: :func:`shared_bytes`.
 
 Compile-time constants: those of ``matmul_decode`` that are not its own; CHUNK, rows of A of a tile,
 a multiple of 8; HALF_TOKENS, half of it; STRIPES, 64 columns of each warpgroup; STAGES of the ring;
-DEPTH, steps whose weights are on their way; LAG, stages whose rows are; PENDING, products under
-way, at most twice STRIPES.
+DEPTH, steps whose weights are on their way; PENDING, products under way, at most twice STRIPES.
 """
 
 from __future__ import annotations
@@ -50,7 +49,13 @@ from ..ptx.arith import (
     xor_u32,
 )
 from ..ptx.bits import bf16x2_of_f32, f16x2_of_f32, uint_as_float
-from ..ptx.bulk import cp_async_4, cp_async_16, cp_async_commit_group, cp_async_wait_group
+from ..ptx.bulk import (
+    cp_async_4,
+    cp_async_16,
+    cp_async_arrive,
+    cp_async_commit_group,
+    cp_async_wait_group,
+)
 from ..ptx.control import (
     bar_arrive,
     bar_sync,
@@ -125,12 +130,11 @@ HALF_TOKENS = 64
 STRIPES = 2
 STAGES = 5
 DEPTH = 4
-LAG = 3
 PENDING = 3
 WHOLE = True
 
 ZERO = np.float32(0.0)
-THREADS = 384
+THREADS = 512
 CONSUMERS = 256
 PRODUCER_WARPS = 4
 WARP = 0xFFFFFFFF
@@ -168,7 +172,7 @@ def weights_at():
 
 
 def barriers_at():
-    """Where full and empty mbarriers are, 16 bytes a stage; before them, words for flags."""
+    """Where mbarriers are: full, empty and brought, of each stage; flags before them."""
     return weights_at() + 8 * (DEPTH + 1) * STRIPES * slot_bytes() + 16
 
 
@@ -256,15 +260,14 @@ def copy_rows(
     depth,
     steps,
     ring,
-    full,
+    brought,
     empty,
     mine,
     lane,
 ):
     """What a producer warp does where A is bfloat16: every fourth row, by copies of four bytes.
 
-    A copy puts a lane's word where the weights' K order wants it. LAG stages are under way before
-    the first of them is waited for, and told.
+    A copy puts a lane's word where the weights' K order wants it; an mbarrier is told when it has.
     """
     address = ptr_address(a, 0)
     # Word n of a row's 128 bytes: of half n / 16, piece t and word w of it.
@@ -277,8 +280,6 @@ def copy_rows(
     odd = add_u32(odd, shl_u32(add_u32(mine, 4), 7))
     stage = sub_u32(mine, mine)
     parity = add_u32(stage, 1)
-    told = stage
-    begun = stage  # stages that are not told yet
     row_bytes_a = a_stride * 2
     while lt_u32(item, items):
         here = locate(item, across, ranges, lane)
@@ -310,22 +311,13 @@ def copy_rows(
                     under = add_u32(target, pair * 1024)
                     cp_async_4(add_u32(under, even), at + i64_of_u32(first) * row_bytes_a, size)
                     cp_async_4(add_u32(under, odd), at + i64_of_u32(second) * row_bytes_a, size)
-            cp_async_commit_group()
-            begun = add_u32(begun, 1)
-            if lt_u32(LAG, begun):
-                cp_async_wait_group(LAG)
-                told = tell(full, told)
-                begun = sub_u32(begun, 1)
+            cp_async_arrive(add_u32(brought, shl_u32(stage, 3)))
             stage = add_u32(stage, 1)
             if ge_u32(stage, STAGES):
                 stage = sub_u32(stage, STAGES)
                 parity = xor_u32(parity, 1)
             step = add_u32(step, 1)
         item = add_u32(item, beyond)
-    cp_async_wait_group(0)
-    while ne_u32(begun, 0):
-        told = tell(full, told)
-        begun = sub_u32(begun, 1)
 
 
 def row_to_copy(a_rows, here, local):
@@ -336,12 +328,26 @@ def row_to_copy(a_rows, here, local):
     return u32_of_i64(max(source, 0))
 
 
-def tell(full, stage):
-    """Tell consumers that this thread's part of a stage is there; the stage to be told next."""
-    fence_proxy_async_shared()
-    mbarrier_arrive(add_u32(full, shl_u32(stage, 3)))
-    stage = add_u32(stage, 1)
-    return select_u32(ge_u32(stage, STAGES), sub_u32(stage, stage), stage)
+def relay(item, items, beyond, steps, brought, full, lane):
+    """What the warp does that tells consumers of stages that have been brought.
+
+    A fence for the engines may wait for all copies that its thread has under way: so a warp has it
+    that has none.
+    """
+    stage = sub_u32(lane, lane)
+    parity = stage
+    while lt_u32(item, items):
+        step = sub_u32(stage, stage)
+        while lt_u32(step, steps):
+            mbarrier_wait_parity(add_u32(brought, shl_u32(stage, 3)), parity)
+            fence_proxy_async_shared()
+            mbarrier_arrive(add_u32(full, shl_u32(stage, 3)))
+            stage = add_u32(stage, 1)
+            if ge_u32(stage, STAGES):
+                stage = sub_u32(stage, STAGES)
+                parity = xor_u32(parity, 1)
+            step = add_u32(step, 1)
+        item = add_u32(item, beyond)
 
 
 def make_rows(
@@ -357,7 +363,7 @@ def make_rows(
     depth,
     steps,
     ring,
-    full,
+    brought,
     empty,
     mine,
     lane,
@@ -402,8 +408,7 @@ def make_rows(
                 low = add_u32(in_tile, 96)
                 some = produce_two(a, a_scales, r6, r7, column, depth, at, low, half, free, parity)
                 extreme = extreme | some
-            fence_proxy_async_shared()
-            mbarrier_arrive(add_u32(full, shl_u32(stage, 3)))
+            mbarrier_arrive(add_u32(brought, shl_u32(stage, 3)))
             stage = add_u32(stage, PRODUCER_WARPS)
             while ge_u32(stage, STAGES):
                 stage = sub_u32(stage, STAGES)
@@ -696,7 +701,8 @@ def matmul_sm90(
     flags = add_u32(ring, barriers_at() - 16)
     full = add_u32(ring, barriers_at())
     empty = add_u32(full, 8 * STAGES)
-    table = add_u32(full, 16 * STAGES)
+    brought = add_u32(full, 16 * STAGES)
+    table = add_u32(full, 24 * STAGES)
     row_blocks = shr_u32(add_u32(u32_of_i64(columns), 15), 4)
     steps = shr_u32(add_u32(u32_of_i64(depth), 63), 6)
     if PAIR == "halves":
@@ -708,7 +714,8 @@ def matmul_sm90(
         st_shared_u32(add_u32(flags, 4), 0)
         stage = full
         while lt_u32(stage, empty):
-            mbarrier_init(stage, producers_of_stage())
+            mbarrier_init(stage, 32)
+            mbarrier_init(add_u32(stage, 16 * STAGES), producers_of_stage())
             mbarrier_init(add_u32(stage, 8 * STAGES), CONSUMERS // 32)
             stage = add_u32(stage, 8)
         fence_mbarrier_init()
@@ -726,10 +733,14 @@ def matmul_sm90(
         blank_rows_of_none(out, table, groups, rows, result_columns(columns))
     item = u32_of_i64(cuda.blockIdx.x)
     beyond = u32_of_i64(cuda.gridDim.x)
-    if ge_u32(warp, CONSUMERS // 32):
+    if ge_u32(warp, CONSUMERS // 32 + PRODUCER_WARPS):
+        setmaxnreg_dec(24)
+        if eq_u32(warp, CONSUMERS // 32 + PRODUCER_WARPS):
+            relay(item, items, beyond, steps, brought, full, lane)
+    elif ge_u32(warp, CONSUMERS // 32):
         mine = sub_u32(warp, CONSUMERS // 32)
         if A_ELEMENT == "none":
-            setmaxnreg_dec(56)
+            setmaxnreg_dec(40)
             copy_rows(
                 a,
                 a_rows,
@@ -742,7 +753,7 @@ def matmul_sm90(
                 depth,
                 steps,
                 ring,
-                full,
+                brought,
                 empty,
                 mine,
                 lane,
@@ -762,7 +773,7 @@ def matmul_sm90(
                 depth,
                 steps,
                 ring,
-                full,
+                brought,
                 empty,
                 mine,
                 lane,
@@ -770,18 +781,18 @@ def matmul_sm90(
             if may_be_extreme():
                 if extreme:
                     atom_max_shared_u32(flags, 1)
-        bar_arrive(3, THREADS)
+        bar_arrive(3, CONSUMERS + 32 * PRODUCER_WARPS)
     else:
         if A_ELEMENT == "none":
-            setmaxnreg_inc(224)
-        else:
             setmaxnreg_inc(208)
+        else:
+            setmaxnreg_inc(184)
         consume(
             b, b_scales, to, a_rows, ranges, (alpha, alpha_number, a_decode), item, items, beyond,
             across, columns, row_blocks, steps, ring, full, empty, warp, lane, flags,
         )  # fmt: skip
         # What cannot be right is written again. Here, where no register is short.
-        bar_sync(3, THREADS)
+        bar_sync(3, CONSUMERS + 32 * PRODUCER_WARPS)
         everything = ne_u32(ld_shared_u32(flags), 0)
         again = everything | ne_u32(ld_shared_u32(add_u32(flags, 4)), 0)
         if again:
@@ -973,7 +984,7 @@ def shared_bytes(
     weights = 8 * (depth + 1) * stripes * (step + 128)
     table = 0 if groups is None else table_bytes(groups) + 8 * (THREADS // 32)
     results = 2 * stripes * PIECE * PITCH
-    return stages * tokens * 128 + results + weights + 16 + 16 * stages + table
+    return stages * tokens * 128 + results + weights + 16 + 24 * stages + table
 
 
 _SHARED_WITH_NAIVE = (
@@ -989,7 +1000,6 @@ _HERE = {
     "STRIPES": (1, 2),
     "STAGES": tuple(range(2, 17)),
     "DEPTH": tuple(range(2, 13)),
-    "LAG": tuple(range(1, 16)),
     "PENDING": (1, 2, 3),
     "WHOLE": (True, False),
     "THREADS": (THREADS,),
@@ -1023,7 +1033,7 @@ def variant(b: str = "mxfp4", tokens: int = 128, **more: object) -> dict:
         **{"ALPHA": "value", "DECODE_A": "none", "DECODE_B": "batch", "PAIR": "none"},
         **{"OFFSETS": "int32", "IDS": "none", "INDICES": "int32", "A_STARTS": "none"},
         **{"OUTPUT": "bfloat16", "GROUPED": True, "CHUNK": tokens, "HALF_TOKENS": tokens // 2},
-        **{"STRIPES": 2, "STAGES": 5, "DEPTH": 4, "LAG": 3, "PENDING": 3, "WHOLE": True},
+        **{"STRIPES": 2, "STAGES": 5, "DEPTH": 4, "PENDING": 3, "WHOLE": True},
         "THREADS": THREADS,
         **more,
     }
