@@ -1,0 +1,174 @@
+"""Products with prepared weights on the present card, through the public functions.
+
+Exact sums give the golden bytes, whatever the kernel and the order of its sums.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import ml_dtypes
+import numpy as np
+import pytest
+
+import nvfp4
+from nvfp4.formats import FORMATS
+
+from .test_public_arrays import MAKERS, Library, libraries
+
+BF16 = ml_dtypes.bfloat16
+COLUMNS, DEPTH = 272, 2880
+
+
+def integers(shape: tuple[int, ...], seed: int, dtype: Any = BF16) -> np.ndarray:
+    """Small integers, half of them 0, whose products have exact sums."""
+    rng = np.random.default_rng(seed)
+    values = rng.integers(-3, 4, shape) * (rng.random(shape) < 0.5)
+    return values.astype(np.float32).astype(dtype)
+
+
+def there(library: Library, values: Any) -> Any:
+    """On the card; all arrays of a QTensor."""
+    if not isinstance(values, nvfp4.QTensor):
+        return library.there(values)
+    return nvfp4.QTensor.from_parts(
+        library.there(values.codes),
+        library.there(values.scales),
+        values.format,
+        shape=values.shape,
+        decode_scale=library.there(values.decode_scale),
+        scale_layout=values.scale_layout,
+    )
+
+
+def room(library: Library, shape: tuple[int, ...], dtype: Any) -> Any:
+    """Poison on the card."""
+    return library.there(np.full(shape, 77, dtype))
+
+
+def check(
+    library: Library, a: Any, b: nvfp4.QTensor, dtype: Any = np.float32, **options: Any
+) -> None:
+    """Multiply by weights that the card has prepared, twice, over poison."""
+    function = nvfp4.grouped_matmul if "row_offsets" in options else nvfp4.matmul
+    options["out_dtype"] = np.dtype(dtype).name
+    expected = np.asarray(function(a, b, **options))
+    prepared = nvfp4.prepare_weights(there(library, b))
+    moved = {
+        name: library.there(value) if isinstance(value, np.ndarray) else value
+        for name, value in options.items()
+    }
+    given = there(library, a)
+    for _ in range(2):
+        out = room(library, expected.shape, expected.dtype)
+        function(given, prepared, out=out, **moved)
+        got = library.back(out)
+        np.testing.assert_array_equal(got.astype(np.float32), expected.astype(np.float32))
+        assert got.tobytes() == expected.tobytes()
+
+
+@libraries
+@pytest.mark.parametrize("rows", [1, 8, 16, 40, 128, 300])
+@pytest.mark.parametrize("fmt", FORMATS)
+def test_exact_sums_give_the_golden_bytes(name: str, fmt: str, rows: int) -> None:
+    library = MAKERS[name]()
+    dtype = BF16 if "bfloat16" in library.dtypes else np.float16
+    b = nvfp4.quantize(integers((COLUMNS, DEPTH), 1, np.float32), fmt)
+    check(library, integers((rows, DEPTH), 2, dtype), b)
+
+
+@pytest.mark.parametrize("depth", [32, 224, 1504])
+@pytest.mark.parametrize("rows", [3, 70])
+def test_ragged_extents(cupy: Any, rows: int, depth: int) -> None:
+    library = MAKERS["cupy"]()
+    b = nvfp4.quantize(integers((200, depth), 3, np.float32), "mxfp4")
+    check(library, integers((rows, depth), 4), b)
+    check(library, integers((rows, depth), 5, np.float16), b, np.float16)
+    check(library, integers((rows, depth), 6), b, BF16)
+
+
+@pytest.mark.parametrize("a", ["mxfp8_e4m3", "nvfp4"])
+@pytest.mark.parametrize("rows", [5, 40])
+@pytest.mark.parametrize("fmt", FORMATS)
+def test_quantised_rows(cupy: Any, fmt: str, rows: int, a: str) -> None:
+    b = nvfp4.quantize(integers((COLUMNS, 1504), 7, np.float32), fmt)
+    check(MAKERS["cupy"](), nvfp4.quantize(integers((rows, 1504), 8, np.float32), a), b)
+
+
+@pytest.mark.parametrize("rows", [30, 400])
+@pytest.mark.parametrize("fmt", FORMATS)
+def test_grouped_products_with_gathered_rows(cupy: Any, fmt: str, rows: int) -> None:
+    """Ranges without rows, without an expert, rows of no range, and rows that are not there."""
+    rng = np.random.default_rng(9)
+    sizes = np.array([rows // 2, 0, 1, rows // 4, rows // 8])
+    offsets = np.concatenate([[0], np.cumsum(sizes)]).astype(np.int32)
+    indices = rng.integers(0, 20, rows).astype(np.int32)
+    indices[[0, 5, rows // 2]] = [-1, 20, np.iinfo(np.int32).max]
+    b = nvfp4.quantize(integers((4, COLUMNS, 704), 10, np.float32), fmt)
+    options: dict[str, Any] = {
+        "row_offsets": offsets,
+        "expert_ids": np.array([1, 0, 3, -1, 2], np.int32),
+        "row_indices": indices,
+        "alpha": np.array([1, 2, 4, 0.5], np.float32),
+    }
+    check(MAKERS["cupy"](), integers((20, 704), 11), b, **options)
+
+
+@pytest.mark.parametrize("rows", [4, 100])
+def test_a_plain_matrix_among_others(cupy: Any, rows: int) -> None:
+    b = nvfp4.quantize(integers((2, 64, 256), 12, np.float32), "mxfp4", scale_layout="linear")
+    scales = b.scales.copy()
+    scales[1, 3, 0], scales[1, 7, 1] = 5, 250
+    b = nvfp4.QTensor.from_parts(
+        b.codes, scales, "mxfp4", shape=b.shape, decode_scale=b.decode_scale, scale_layout="linear"
+    )
+    offsets = np.array([0, rows // 2, rows], np.int32)
+    check(MAKERS["cupy"](), integers((rows, 256), 13), b, row_offsets=offsets)
+
+
+@pytest.mark.parametrize("rows", [4, 100])
+def test_sums_that_are_rounded_have_the_same_bytes_twice(cupy: Any, rows: int) -> None:
+    rng = np.random.default_rng(14)
+    a = rng.standard_normal((rows, DEPTH)).astype(BF16)
+    b = nvfp4.quantize(rng.standard_normal((COLUMNS, DEPTH)).astype(np.float32), "mxfp4")
+    library = MAKERS["cupy"]()
+    prepared = nvfp4.prepare_weights(there(library, b))
+    given = library.there(a)
+    made = []
+    for _ in range(5):
+        out = room(library, (rows, COLUMNS), np.float32)
+        nvfp4.matmul(given, prepared, out=out, out_dtype="float32")
+        made.append(library.back(out).tobytes())
+    assert len(set(made)) == 1
+    expected = nvfp4.matmul(a, b, out_dtype="float32")
+    np.testing.assert_allclose(library.back(out), expected, rtol=1e-4, atol=1e-2)
+
+
+@pytest.mark.parametrize("rows", [1, 100])
+def test_products_are_captured_into_a_graph(cupy: Any, rows: int) -> None:
+    """And follow the rows, and the weights that are prepared into the same memory."""
+    library = MAKERS["cupy"]()
+    first, second = (
+        nvfp4.quantize(integers((COLUMNS, DEPTH), seed, np.float32), "mxfp4") for seed in (15, 16)
+    )
+    a = library.there(integers((rows, DEPTH), 17))
+    prepared = nvfp4.prepare_weights(there(library, first))
+    later = there(library, second)
+    out = room(library, (rows, COLUMNS), np.float32)
+    stream = cupy.cuda.Stream(non_blocking=True)
+    cupy.cuda.runtime.deviceSynchronize()
+    with stream:
+        nvfp4.matmul(a, prepared, out=out, out_dtype="float32")
+        stream.begin_capture()
+        nvfp4.matmul(a, prepared, out=out, out_dtype="float32")
+        graph = stream.end_capture()
+    stream.synchronize()
+    values = integers((rows, DEPTH), 18)
+    a[...] = library.there(values)
+    nvfp4.prepare_weights(later, out=prepared)
+    out[...] = np.nan
+    cupy.cuda.runtime.deviceSynchronize()
+    graph.launch(stream)
+    stream.synchronize()
+    expected = np.asarray(nvfp4.matmul(values, second, out_dtype="float32"))
+    assert library.back(out).tobytes() == expected.tobytes()

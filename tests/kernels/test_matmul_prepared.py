@@ -1,0 +1,299 @@
+"""Products with prepared weights on the simulated machine: the golden bytes of exact sums."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Iterator
+from typing import Any
+
+import ml_dtypes
+import numpy as np
+import pytest
+
+import nvfp4
+from nvfp4 import plans_prepared, plans_products
+from nvfp4.formats import FORMATS
+
+from .checks import POISON, Out, index_facts
+from .products_sm100 import aligned
+from .simulated import Simulated
+
+BF16 = ml_dtypes.bfloat16
+#: Rows a range from which on the second kernel is taken: which of them makes a product.
+KERNELS = {"decode": 1 << 60, "sm90": 0}
+#: Depths that end inside a step of 64, and their steps: 3 and 4 (16 of 2 and 4 in blocks of 16).
+DEPTHS = {"nvfp4": (80, 208), "mxfp4": (160, 224), "mxfp8_e4m3": (160, 224), "mxfp8_e5m2": (96,)}
+OFFSETS = np.array([0, 3, 3, 9], np.int32)
+SWIGLU = nvfp4.epilogues.swiglu
+
+
+@pytest.fixture(params=KERNELS)
+def kernel(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:
+    """The kernel that makes whatever product; few stages, so that small ones use them again."""
+    yield from planned(request.param, monkeypatch)
+
+
+@pytest.fixture
+def decode(monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:
+    """The kernel of few rows."""
+    yield from planned("decode", monkeypatch)
+
+
+@pytest.fixture
+def sm90(monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:
+    """The kernel of many rows."""
+    yield from planned("sm90", monkeypatch)
+
+
+def planned(name: str, monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:
+    monkeypatch.setattr(plans_prepared, "MANY_ROWS", KERNELS[name])
+    monkeypatch.setattr(plans_prepared, "MOST_STAGES", 3)
+    plans = (plans_products.matmul, plans_products.grouped_matmul)
+    for plan in plans:
+        plan.cache_clear()
+    yield name
+    for plan in plans:
+        plan.cache_clear()
+
+
+def integers(shape: tuple[int, ...], seed: int, dtype: Any = BF16) -> Any:
+    """Small integers, half of them 0, whose products have exact sums."""
+    rng = np.random.default_rng(seed)
+    values = rng.integers(-3, 4, shape) * (rng.random(shape) < 0.5)
+    return aligned(values.astype(np.float32).astype(dtype))
+
+
+def weights(fmt: str, *shape: int, seed: int = 1, **options: Any) -> nvfp4.QTensor:
+    """Quantised integers."""
+    return nvfp4.quantize(integers(shape, seed, np.float32), fmt, **options)
+
+
+def one_nan(values: np.ndarray) -> bytes:
+    """The bytes, with one pattern for all NaN."""
+    values = values.copy()
+    values[np.isnan(values)] = np.nan
+    return values.tobytes()
+
+
+def check(
+    kernel: str,
+    a: Any,
+    b: nvfp4.QTensor,
+    *,
+    out_dtype: str = "float32",
+    schedule: Any = "round_robin",
+    **options: Any,
+) -> np.ndarray:
+    """Multiply by `b` as it is and prepared, over poison, on the simulated machine."""
+    function = nvfp4.grouped_matmul if "row_offsets" in options else nvfp4.matmul
+    options["out_dtype"] = out_dtype
+    expected = np.asarray(function(a, b, **options))
+    prepared = nvfp4.prepare_weights(b)
+    out = aligned(np.zeros(expected.shape, expected.dtype))
+    out.reshape(-1).view(np.uint8)[...] = POISON
+    names = []
+    machine: Any
+    with nvfp4.simulate("sm_90a", schedule=schedule) as machine:
+        run = machine.run
+
+        def noted(*args: Any, **named: Any) -> Any:
+            names.append(named["name"])
+            return run(*args, **named)
+
+        machine.run = noted
+        assert function(a, prepared, out=out, **options) is out
+    assert len(names) == 1 and names[0].startswith(f"matmul_{kernel}"), names
+    np.testing.assert_array_equal(out.astype(np.float32), expected.astype(np.float32))
+    assert one_nan(out) == one_nan(expected)
+    return out
+
+
+# Dense -------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("rows", [1, 5])
+@pytest.mark.parametrize("fmt", FORMATS)
+def test_few_rows_of_every_format_and_ragged_extents(decode: str, fmt: str, rows: int) -> None:
+    for depth in DEPTHS[fmt]:
+        check(decode, integers((rows, depth), 2), weights(fmt, 40, depth))
+
+
+@pytest.mark.parametrize("fmt", FORMATS)
+def test_many_rows_of_every_format_and_ragged_extents(sm90: str, fmt: str) -> None:
+    depth = {"nvfp4": 80, "mxfp4": 96}.get(fmt, 32)
+    check(sm90, integers((19, depth), 2), weights(fmt, 40, depth))
+
+
+def test_a_run_of_steps_longer_than_what_is_under_way(kernel: str) -> None:
+    """Slots of the weights and stages of the rows are used again, with both parities."""
+    rows, depth = (19, 64 * 11) if kernel == "decode" else (3, 64 * 7)
+    check(kernel, integers((rows, depth), 3), weights("mxfp4", 24, depth))
+
+
+def test_several_tiles_of_rows_and_of_columns(kernel: str) -> None:
+    rows = 150 if kernel == "decode" else 40
+    check(kernel, integers((rows, 32), 4), weights("mxfp4", 40, 32), out_dtype="bfloat16")
+    check(kernel, integers((2, 32), 4), weights("mxfp4", 300, 32), out_dtype="float16")
+
+
+def test_rows_of_float16_keep_all_their_bits(decode: str) -> None:
+    a = integers((3, 160), 5, np.float16)
+    a[1, 7] = 1 + 2.0**-10
+    a[2, 100] = 2047
+    check(decode, a, weights("mxfp4", 40, 160))
+    check(decode, a, weights("mxfp8_e4m3", 40, 160), out_dtype="float16")
+
+
+@pytest.mark.parametrize("fmt, layout", [("mxfp8_e4m3", "tcgen"), ("nvfp4", "linear")])
+def test_quantised_rows(kernel: str, fmt: str, layout: str) -> None:
+    a = nvfp4.quantize(integers((5, 96), 6), fmt, scale_layout=layout)
+    check(kernel, a, weights("nvfp4", 24, 96))
+
+
+@pytest.mark.parametrize("halves", [True, False])
+def test_pairs_of_columns(kernel: str, halves: bool) -> None:
+    options: dict[str, Any] = {"epilogue": SWIGLU(halves=halves), "out_dtype": "bfloat16"}
+    check(kernel, integers((5, 64), 7), weights("nvfp4", 64, 64), **options)
+    if kernel == "decode":
+        check(kernel, integers((19, 160), 7), weights("mxfp8_e5m2", 96, 160), **options)
+
+
+def test_whatever_the_schedule_the_bytes_are_the_same(kernel: str) -> None:
+    """Those of the golden model; other tests have the schedule that is usual."""
+    check(kernel, integers((5, 224), 10), weights("mxfp4", 24, 224), schedule=1)
+
+
+def test_sums_that_are_rounded_have_the_same_bytes_twice(decode: str) -> None:
+    rng = np.random.default_rng(11)
+    a = aligned(rng.standard_normal((5, 704)).astype(BF16))
+    b = nvfp4.quantize(rng.standard_normal((24, 704)).astype(np.float32), "mxfp4")
+    prepared = nvfp4.prepare_weights(b)
+    made = []
+    for schedule in ("round_robin", 1):
+        out = aligned(np.zeros((5, 24), np.float32))
+        with nvfp4.simulate("sm_90a", schedule=schedule):
+            nvfp4.matmul(a, prepared, out=out, out_dtype="float32")
+        made.append(out)
+    assert made[0].tobytes() == made[1].tobytes()
+    expected = nvfp4.matmul(a, b, out_dtype="float32")
+    np.testing.assert_allclose(made[0], expected, rtol=1e-5, atol=1e-4)
+
+
+# Grouped -----------------------------------------------------------------------------------------
+
+
+def test_ranges_with_and_without_rows_experts_and_factors(kernel: str) -> None:
+    """Rows of an expert that is not there, and of no range, are 0."""
+    ranges = {"row_offsets": OFFSETS, "expert_ids": np.array([1, 0, -1], np.int32)}
+    alpha = np.array([1, 2, 4], np.float32)
+    b = weights("nvfp4", 3, 24, 64)
+    out = check(kernel, integers((12, 64), 12), b, alpha=alpha, **ranges)
+    assert out[:3].any() and not out[3:].any()
+
+
+@pytest.mark.parametrize("fmt", ["mxfp8_e4m3", "nvfp4"])
+def test_ranges_of_quantised_rows(decode: str, fmt: str) -> None:
+    a = nvfp4.grouped_quantize(integers((12, 64), 12), fmt, row_offsets=OFFSETS)
+    out = check(decode, a, weights("nvfp4", 3, 24, 64), row_offsets=OFFSETS)
+    assert out[3:9].any(axis=1).all() and not out[9:].any()
+
+
+def test_rows_are_gathered_and_epilogues_know_row_and_column(kernel: str) -> None:
+    indices = np.array([3, 0, -1, 2, 9, 1, 1, np.iinfo(np.int32).max, 2], np.int32)
+    residual = integers((9, 24), 8, np.float32)
+    options: dict[str, Any] = {"row_offsets": OFFSETS, "row_indices": indices, "alpha": 0.5}
+    options["epilogue"] = nvfp4.epilogues.residual_add(residual)
+    out = check(kernel, integers((4, 64), 13), weights("nvfp4", 3, 24, 64), **options)
+    assert not out[[2, 4, 7]].any() and out[[0, 1, 3, 5, 6, 8]].any(axis=1).all()
+
+
+def test_many_ranges(decode: str) -> None:
+    sizes = np.random.default_rng(14).integers(0, 4, 70)
+    offsets = np.concatenate([[0], np.cumsum(sizes)]).astype(np.int32)
+    a = integers((int(offsets[-1]) + 3, 64), 15)
+    check(decode, a, weights("mxfp4", 70, 16, 64), row_offsets=offsets)
+
+
+def test_ranges_of_unequal_sizes(kernel: str) -> None:
+    """More rows than a tile has, none, and one."""
+    offsets = np.array([0, 0, 20, 20, 21], np.int64)
+    out = check(kernel, integers((21, 32), 16), weights("mxfp4", 4, 24, 32), row_offsets=offsets)
+    assert out[[0, 19, 20]].any(axis=1).all()
+
+
+def test_nothing_but_rows_of_no_range(kernel: str) -> None:
+    offsets = np.zeros(3, np.int32)
+    out = check(kernel, integers((6, 32), 17), weights("mxfp4", 2, 24, 32), row_offsets=offsets)
+    assert not out.any()
+
+
+@pytest.mark.parametrize("bad", [[0, 5, 2, 9]])
+def test_indices_that_no_host_could_refuse_stay_inside(kernel: str, bad: list[int]) -> None:
+    """Out of bounds is an error of the simulated machine; and every element must be written."""
+    b = nvfp4.prepare_weights(weights("mxfp4", 3, 24, 32))
+    offsets = np.array(bad, np.int32)
+    facts = {
+        **{"input_rows": 9, "rows": 9, "columns": 24, "depth": 32, "experts": 3, "groups": 3},
+        **{"a_format": None, "a_dtype": "bfloat16", "a_layout": None, "decode_a": "none"},
+        **{"b_format": "mxfp4", "b_layout": "sm90", "decode_b": "scalar", "alpha": "value"},
+        **{"out_dtype": "float32", "a_row_stride": 32, "aligned": True},
+        **index_facts(offsets, None, None, None),
+    }
+    buffers = {
+        **{"a": integers((9, 32), 18), "a_scales": None, "a_decode": None},
+        **{"b_codes": b.codes, "b_scales": b.scales},
+        **{"b_decode": b.decode_scale, "alpha": np.float32(1), "row_offsets": offsets},
+        **{"expert_ids": None, "row_indices": None, "tile_starts": None},
+    }
+    out = Simulated()("grouped_matmul", facts, buffers, {"out": Out((9, 24), np.float32)})["out"]
+    assert not (out.view(np.uint32) == POISON * 0x01010101).any()
+    assert np.isfinite(out).all() and out.any()
+
+
+# Scales ------------------------------------------------------------------------------------------
+
+
+def with_scales(q: nvfp4.QTensor, changes: dict[tuple[int, ...], int]) -> nvfp4.QTensor:
+    """Other bytes for some of the scales, which are linear."""
+    scales = q.scales.copy()
+    for place, byte in changes.items():
+        scales[place] = byte
+    return dataclasses.replace(q, scales=scales)
+
+
+def test_a_plain_matrix_among_others(kernel: str) -> None:
+    b = weights("mxfp4", 2, 24, 64, seed=19, scale_layout="linear")
+    b = with_scales(b, {(1, 3, 0): 5, (1, 7, 1): 250})
+    factors = nvfp4.prepare_weights(b).scales[:, :4].copy()
+    factors = factors.view(np.float32)[:, 0]
+    assert factors[0] > 0 and factors[1] == 0
+    check(kernel, integers((6, 64), 20), b, row_offsets=np.array([0, 2, 6], np.int32))
+
+
+@pytest.mark.parametrize("change", [120, 150])
+def test_weights_whose_scales_are_rebased(decode: str, change: int) -> None:
+    """Their factor is 2 to the power of what large scales exceed bfloat16 by."""
+    b = weights("mxfp8_e5m2", 24, 32, seed=21, scale_layout="linear")
+    spread = b.scales.max() - b.scales
+    b = dataclasses.replace(b, scales=(change - spread).astype(np.uint8))
+    factor = nvfp4.prepare_weights(b).scales.reshape(-1)[:4].view(np.float32)[0]
+    assert factor == 2.0 ** max(0, change + 112 - 254)
+    check(decode, integers((3, 32), 22), b)
+
+
+def test_extreme_scales_of_rows(kernel: str) -> None:
+    a = nvfp4.quantize(integers((5, 64), 23), "mxfp8_e4m3", scale_layout="linear")
+    check(kernel, with_scales(a, {(2, 0): 3, (4, 1): 240}), weights("mxfp4", 24, 64))
+
+
+def test_scales_that_are_nan(kernel: str) -> None:
+    """Of a row of A and of a row of the weights."""
+    a = nvfp4.quantize(integers((5, 64), 24), "mxfp8_e4m3", scale_layout="linear")
+    b = weights("mxfp4", 24, 64, scale_layout="linear")
+    out = check(kernel, with_scales(a, {(2, 1): 255}), with_scales(b, {(9, 0): 255}))
+    assert np.isnan(out[2]).all() and np.isnan(out[:, 9]).all()
+    assert np.isfinite(np.delete(np.delete(out, 2, 0), 9, 1)).all()
+    if kernel == "decode":
+        b = with_scales(weights("nvfp4", 24, 64, scale_layout="linear"), {(9, 2): 127})
+        out = check(kernel, integers((5, 64), 25), b)
+        assert np.isnan(out[:, 9]).all() and np.isfinite(np.delete(out, 9, 1)).all()
