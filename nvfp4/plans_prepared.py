@@ -55,6 +55,7 @@ def decode(
         Pairs in halves of a number of columns that is no multiple of 32.
     """
     _check_pairs(constants, columns)
+    _check_groups(groups)
     cut = tile(constants, rows, columns, depth, groups, processors)
     steps = ceil_div(depth, 64)
     own: dict[str, Any] = {
@@ -87,6 +88,15 @@ def decode(
     )
 
 
+def _check_groups(groups: int | None) -> None:
+    """The table of ranges must fit in shared memory."""
+    if groups is not None and groups > MOST_GROUPS:
+        raise UnsupportedError(
+            f"grouped products with prepared weights take at most {MOST_GROUPS} ranges; got "
+            f"{groups}: pass the weights that they were made of"
+        )
+
+
 def _check_pairs(constants: Mapping[str, Any], columns: int) -> None:
     """Gates and their partners stand in the same places of their stripes of 16 columns."""
     if constants["PAIR"] == "halves" and columns % 32:
@@ -97,10 +107,14 @@ def _check_pairs(constants: Mapping[str, Any], columns: int) -> None:
         )
 
 
-#: Rows a range from which on ``kernels.matmul_sm90`` is faster.
-MANY_ROWS = 17
-MOST_TOKENS = 128
-#: Stages of the ring of rows.
+#: Rows of a range, in the mean, from which on ``kernels.matmul_sm90`` is faster; of a dense product
+#: three times as many where its columns alone fill the card, 14 times as many where they do not.
+#: Measured on an H200.
+MANY_ROWS = 14
+#: Rows of a tile that registers allow: as many as there can be, and of a quantised A.
+MOST_TOKENS = 144
+MOST_TOKENS_QUANTIZED = 128
+#: Stages of rows in shared memory that are worth their room.
 MOST_STAGES = 10
 
 
@@ -128,12 +142,17 @@ def prefill(
         As in :func:`decode`.
     """
     _check_pairs(constants, columns)
+    _check_groups(groups)
     mean = rows / (groups or 1)
-    if mean < MANY_ROWS or constants["INPUT"] != "bfloat16":
+    many = MANY_ROWS
+    if groups is None:
+        many *= 3 if 4 * ceil_div(columns, 256) >= 3 * processors else 14
+    if mean < many or constants["INPUT"] != "bfloat16":
         return None
     halves = constants["PAIR"] == "halves"
-    tokens = tokens_of(mean, groups)
-    stripes = 2 if tokens <= 144 or halves else 1
+    most = MOST_TOKENS if constants["A_ELEMENT"] == "none" else MOST_TOKENS_QUANTIZED
+    tokens = tokens_of(mean, groups, most)
+    stripes = 2
     step = 512 if constants["B_ELEMENT"] == "e2m1" else 1024
     weights = 8 * stripes * (step + 128)
     fetched = max(2, min(8, (56 << 10) // weights - 1))
@@ -146,7 +165,7 @@ def prefill(
         "STRIPES": stripes,
         "STAGES": stages,
         "DEPTH": fetched,
-        "PENDING": 3 if stripes == 2 else 2,
+        "PENDING": 3,
         "WHOLE": depth % 64 == 0,
         "THREADS": THREADS_SM90,
     }
@@ -156,7 +175,7 @@ def prefill(
     program = kernel.program(**{name: given[name] for name in kernel.constants})
     chunks = min(ceil_div(rows, tokens) + (groups or 0), rows)
     wide = columns // 2 if halves else columns
-    items = max(1, chunks * ceil_div(wide, 128 if halves else 128 * stripes))
+    items = max(1, chunks * ceil_div(wide, 128 if halves else 256))
     shared = shared_bytes_sm90(
         tokens=tokens, stripes=stripes, stages=stages, depth=fetched, step=step, groups=groups
     )
@@ -170,14 +189,14 @@ def prefill(
     )
 
 
-def tokens_of(mean: float, groups: int | None) -> int:
+def tokens_of(mean: float, groups: int | None, most_tokens: int) -> int:
     """Rows of a tile: a multiple of 8 that wastes little on ranges of so many rows in the mean.
 
     Rows of ranges are taken to spread like those of a random routing.
     """
-    most = mean if groups is None else mean + 2.0 * math.sqrt(mean)
-    tiles = math.ceil(most / MOST_TOKENS)
-    return max(16, min(MOST_TOKENS, ceil_div(math.ceil(most / tiles), 8) * 8))
+    most = mean if groups is None else mean + 1.4 * math.sqrt(mean)
+    tiles = math.ceil(most / most_tokens)
+    return max(16, min(most_tokens, ceil_div(math.ceil(most / tiles), 8) * 8))
 
 
 class Cut(NamedTuple):

@@ -947,12 +947,6 @@ def consume(
             leave_and_store(to, acc0, acc1, a_rows, factors, here, columns, where, 3, 96)
         if CHUNK > 128:
             leave_and_store(to, acc0, acc1, a_rows, factors, here, columns, where, 4, 128)
-        if CHUNK > 160:
-            leave_and_store(to, acc0, acc1, a_rows, factors, here, columns, where, 5, 160)
-        if CHUNK > 192:
-            leave_and_store(to, acc0, acc1, a_rows, factors, here, columns, where, 6, 192)
-        if CHUNK > 224:
-            leave_and_store(to, acc0, acc1, a_rows, factors, here, columns, where, 7, 224)
         item = add_u32(item, beyond)
     cp_async_wait_group(0)
     if plain:
@@ -995,8 +989,8 @@ _HERE = {
     "INPUT": ("bfloat16",),
     "OUTPUT": ("bfloat16", "float16", "float32"),
     "GROUPED": (True, False),
-    "CHUNK": tuple(range(16, 257, 8)),
-    "HALF_TOKENS": tuple(range(8, 129, 4)),
+    "CHUNK": tuple(range(16, 145, 8)),
+    "HALF_TOKENS": tuple(range(8, 73, 4)),
     "STRIPES": (1, 2),
     "STAGES": tuple(range(2, 17)),
     "DEPTH": tuple(range(2, 13)),
