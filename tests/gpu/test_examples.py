@@ -26,7 +26,11 @@ def test_an_example_runs_on_the_card_and_is_as_far_off_as_on_the_host(
             [sys.executable, str(ROOT / "examples" / name)],
             capture_output=True,
             text=True,
-            env={**os.environ, "PYTHONPATH": str(ROOT), **more},
+            env={
+                **os.environ,
+                "PYTHONPATH": os.pathsep.join([str(ROOT), *filter(None, sys.path)]),
+                **more,
+            },
             timeout=300,
         )
         assert done.returncode == 0, done.stderr
