@@ -186,7 +186,7 @@ def test_sums_that_are_rounded_have_the_same_bytes_twice(decode: str) -> None:
 
 def test_ranges_with_and_without_rows_experts_and_factors(kernel: str) -> None:
     """Rows of an expert that is not there, and of no range, are 0."""
-    ranges = {"row_offsets": OFFSETS, "expert_ids": np.array([1, 0, -1], np.int32)}
+    ranges: dict[str, Any] = {"row_offsets": OFFSETS, "expert_ids": np.array([1, 0, -1], np.int32)}
     alpha = np.array([1, 2, 4], np.float32)
     b = weights("nvfp4", 3, 24, 64)
     out = check(kernel, integers((12, 64), 12), b, alpha=alpha, **ranges)
