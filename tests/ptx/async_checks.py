@@ -241,7 +241,7 @@ def check_ranks(place: Place, rank: int) -> None:
     want = np.full(shape, POISON, np.uint64)
     part = tuple(
         slice(start, min(start + extent, whole))
-        for start, extent, whole in zip((2, 2, 3, 4, 5), box, extents)
+        for start, extent, whole in zip((2, 2, 3, 4, 5), box, extents, strict=False)
     )[::-1]
     want[part] = words[part]
     assert np.array_equal(place.host(target), want)

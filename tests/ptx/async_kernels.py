@@ -216,7 +216,7 @@ TENSOR_TILE = Kernel(
 
 
 def tensor_copy(maps, source, target):
-    """A box at 2, 2, 3, .. of a tensor to the same place of another, by copies of RANK dimensions."""
+    """A box at 2, 2, 3, .. of a tensor to the same place of another, by RANK dimensions."""
     bar = shared_base()
     tile = bar + 1024
     load_map = ptr_address(maps, 0)
