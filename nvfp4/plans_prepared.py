@@ -57,6 +57,9 @@ def decode(
     _check_pairs(constants, columns)
     _check_groups(groups)
     cut = tile(constants, rows, columns, depth, groups, processors)
+    if capability(arch)[0] >= 12:
+        # Its code needs a few registers more: with four blocks some were spilled.
+        cut = cut._replace(resident=min(cut.resident, 3))
     steps = ceil_div(depth, 64)
     own: dict[str, Any] = {
         "GROUPED": groups is not None,
@@ -242,14 +245,13 @@ def tile(
     many = rows > 8 if groups is None else rows > 6 * groups
     chunk = 16 if many else 8
     halves = constants["PAIR"] == "halves"
-    simple = constants["A_ELEMENT"] == "none" and constants["INPUT"] == "bfloat16"
     # Chunks of ranges that are hit: each row is in one of its own where there are few.
     chunks = (
         ceil_div(rows, chunk) if groups is None else min(rows, ceil_div(rows, chunk) + groups // 2)
     )
     best = (0.0, 1, 1)
     for stripes in (2,) if halves or many else (1, 2):
-        warps = 8 * _resident(chunk, stripes, simple) * processors
+        warps = 8 * _resident(chunk, stripes, constants) * processors
         for team in (8, 4, 2, 1):
             if team > 1 and steps < 4 * team:
                 continue
@@ -260,14 +262,15 @@ def tile(
             filled *= steps / (steps + team)  # an item costs about a step besides its steps
             best = max(best, (filled * (1.05 if stripes == 2 else 1.0), team, stripes))
     _, team, stripes = best
-    slots = 2 if stripes == 2 or groups is not None or not simple else 4
-    return Cut(chunk, 8, team, stripes, slots, _resident(chunk, stripes, simple))
+    many_registers = stripes == 2 or groups is not None or _resident(chunk, 1, constants) < 4
+    slots = 2 if many_registers else 4
+    return Cut(chunk, 8, team, stripes, slots, _resident(chunk, stripes, constants))
 
 
-def _resident(chunk: int, stripes: int, simple: bool) -> int:
+def _resident(chunk: int, stripes: int, constants: Mapping[str, Any]) -> int:
     """Blocks of a multiprocessor for which there are registers."""
-    if not simple:
+    plain = constants["A_ELEMENT"] == "none" and constants["INPUT"] == "bfloat16"
+    if not plain or chunk == 16:
         return 2
-    if chunk == 16:
-        return 2 if stripes == 2 else 3
-    return 3 if stripes == 2 else 4
+    most = 3 if stripes == 2 else 4
+    return most if constants["B_ELEMENT"] == "e2m1" else most - 1

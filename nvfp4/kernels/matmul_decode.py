@@ -612,10 +612,11 @@ def variant(
 _QUANTIZED_A: dict = {"A_ELEMENT": "e4m3", "A_LAYOUT": "tcgen", "DECODE_A": "group", "IDS": "int32"}
 VARIANTS = {
     "matmul_decode": (
-        variant(),
-        variant("nvfp4", chunk=16),
-        variant("mxfp8_e4m3", GROUPED=False, DECODE_B="scalar", INDICES="none"),
-        variant("mxfp8_e5m2", "float16", WHOLE=False, EVEN=False, PAIR="interleaved"),
+        variant(SLOTS=2, ARCHITECTURES=("sm_80", "sm_89", "sm_90a", "sm_100a")),
+        variant(SLOTS=2, BLOCKS_PER_SM=3),
+        variant("nvfp4", chunk=16, STRIPES=2, SLOTS=2, TEAM=4, BLOCKS_PER_SM=2),
+        variant("mxfp8_e4m3", GROUPED=False, DECODE_B="scalar", SLOTS=2, BLOCKS_PER_SM=3),
+        variant("mxfp8_e5m2", "float16", EVEN=False, PAIR="interleaved", SLOTS=2, BLOCKS_PER_SM=2),
         variant(INDICES="none", PAIR="halves", STRIPES=2, SLOTS=2, **_QUANTIZED_A, BLOCKS_PER_SM=2),
     ),
 }
