@@ -59,7 +59,7 @@ def decode(
     cut = tile(constants, rows, columns, depth, groups, processors)
     if capability(arch)[0] >= 12:
         # Its code needs a few registers more: with four blocks some were spilled.
-        cut = cut._replace(resident=min(cut.resident, 3))
+        cut = cut._replace(resident=max(1, cut.resident - 1))
     steps = ceil_div(depth, 64)
     own: dict[str, Any] = {
         "GROUPED": groups is not None,
