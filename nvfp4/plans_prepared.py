@@ -56,6 +56,7 @@ def decode(
     """
     _check_pairs(constants, columns)
     _check_groups(groups)
+    _check_result(constants)
     cut = tile(constants, rows, columns, depth, groups, processors)
     if capability(arch)[0] >= 12:
         # Its code needs a few registers more: with four blocks some were spilled.
@@ -89,6 +90,15 @@ def decode(
         args,
         programmatic=capability(arch) >= (9, 0),
     )
+
+
+def _check_result(constants: Mapping[str, Any]) -> None:
+    """Results are plain."""
+    if constants["OUTPUT"] == "codes":
+        raise UnsupportedError(
+            "out_dtype must be bfloat16, float16 or float32 with prepared weights; got a block "
+            "format: quantise the result, or pass the weights that they were made of"
+        )
 
 
 def _check_groups(groups: int | None) -> None:
@@ -146,6 +156,7 @@ def prefill(
     """
     _check_pairs(constants, columns)
     _check_groups(groups)
+    _check_result(constants)
     mean = rows / (groups or 1)
     many = MANY_ROWS
     if groups is None:

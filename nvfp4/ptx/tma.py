@@ -4,7 +4,8 @@ One thread issues a copy. `descriptor` is the address of a tensor map (``nvfp4.p
 global memory, 64-byte aligned; coordinates count elements, innermost first, and may be beyond the
 end, those of loads negative too: what is outside of the tensor arrives as zero, and is not stored.
 The box begins a multiple of 16 bytes from the start of a row (an H200 calls anything else, and a
-store with a negative coordinate, an illegal instruction). The shared address is a multiple of 128; with a swizzle, of 8 rows of it (256, 512, 1024 bytes). A load counts the
+store with a negative coordinate, an illegal instruction). The shared address is a multiple of 128;
+with a swizzle, of 8 rows of it (256, 512, 1024 bytes). A load counts the
 bytes of the whole box at its mbarrier, outside parts too; stores are groups as in ``bulk``. A map
 that a kernel has written is read behind :func:`fence_tensormap_acquire`, executed once in a block.
 Source: PTX ISA, ``cp.async.bulk.tensor``, ``fence.proxy.tensormap``.
