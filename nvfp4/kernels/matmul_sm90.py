@@ -118,6 +118,7 @@ from .prepared_mma import (
     step_bytes,
 )
 from .products import result_columns
+from .rings import next_stage
 from .schedule import chunk_count, make_table, table_bytes
 
 A_ELEMENT = "none"
@@ -312,10 +313,7 @@ def copy_rows(
                     cp_async_4(add_u32(under, even), at + i64_of_u32(first) * row_bytes_a, size)
                     cp_async_4(add_u32(under, odd), at + i64_of_u32(second) * row_bytes_a, size)
             cp_async_arrive(add_u32(brought, shl_u32(stage, 3)))
-            stage = add_u32(stage, 1)
-            if ge_u32(stage, STAGES):
-                stage = sub_u32(stage, STAGES)
-                parity = xor_u32(parity, 1)
+            stage, parity = next_stage(stage, parity)
             step = add_u32(step, 1)
         item = add_u32(item, beyond)
 
@@ -342,10 +340,7 @@ def relay(item, items, beyond, steps, brought, full, lane):
             mbarrier_wait_parity(add_u32(brought, shl_u32(stage, 3)), parity)
             fence_proxy_async_shared()
             mbarrier_arrive(add_u32(full, shl_u32(stage, 3)))
-            stage = add_u32(stage, 1)
-            if ge_u32(stage, STAGES):
-                stage = sub_u32(stage, STAGES)
-                parity = xor_u32(parity, 1)
+            stage, parity = next_stage(stage, parity)
             step = add_u32(step, 1)
         item = add_u32(item, beyond)
 
@@ -917,10 +912,7 @@ def consume(
             acc0 = multiply(acc0, fourth_fragment(q0, scale0), rows + 6)
             if STRIPES == 2:
                 acc1 = multiply(acc1, fourth_fragment(p0, scale1), rows + 6)
-            stage = add_u32(stage, 1)
-            if ge_u32(stage, STAGES):
-                stage = sub_u32(stage, STAGES)
-                parity = xor_u32(parity, 1)
+            stage, parity = next_stage(stage, parity)
             step = add_u32(step, 1)
         acc0 = wgmma_wait(acc0, 0)
         if STRIPES == 2:

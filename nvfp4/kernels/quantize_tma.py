@@ -65,6 +65,7 @@ from ..ptx.tma import (
 from ..ptx.warp import elect, syncwarp
 from .elements import encode_e2m1x8
 from .quantize_stream import encode_factors
+from .rings import next_stage
 from .scales import block_scale
 from .stream import amax_piece, quick_scale, scaled_codes, widen
 
@@ -223,15 +224,6 @@ def ready(tensor_map):
     """See a map as it was written, and bring it ahead: the acquire drops it from its cache."""
     fence_tensormap_acquire(ptr_address(tensor_map, 0))
     prefetch_tensormap(ptr_address(tensor_map, 0))
-
-
-def next_stage(stage, parity):
-    """The stage of the next tile, and its barrier's parity."""
-    stage = add_u32(stage, 1)
-    if eq_u32(stage, STAGES):
-        stage = shl_u32(0, 0)
-        parity = xor_u32(parity, 1)
-    return stage, parity
 
 
 def read(empty, stage, leader):
