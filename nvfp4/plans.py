@@ -25,7 +25,7 @@ from .plans_fused import fused_quantize, grouped_fused_quantize
 from .plans_prepare import dequantize_prepared, prepare_weights
 from .plans_products import grouped_matmul, matmul
 from .plans_seeds import seed_tile_starts
-from .plans_tma import quantize_tma
+from .plans_tma import grouped_quantize_tma, quantize_tma
 from .tiling import (
     MAX_YZ,
     ONE,
@@ -229,7 +229,8 @@ def _stream(
     )
 
 
-#: How the quantiser by tensor copies is run, of ``plans_tma.WAYS``; "": it is not taken.
+#: How a quantiser by tensor copies is run, of ``plans_tma.WAYS`` or, the grouped one, of
+#: ``GROUPED_WAYS``; "": none is taken.
 _TMA = ""
 
 
@@ -301,14 +302,17 @@ def grouped_quantize(
         expert_limit(experts),
         tiles or 0,
     )
-    if aligned and encode != "row_amax" and starts_dtype is None and not reference:
-        itemsize = 4 if dtype == "float32" else 2
+    if aligned and encode != "row_amax" and not reference:
         facts = (input_rows, rows, groups, expert_limit(experts))
-        stream = _grouped_stream(
-            arch, fmt, constants, encode, args, facts, columns, row_stride * itemsize, tiles or 0
-        )
-        if stream is not None:
-            return (stream,)
+        sizes = (columns, row_stride * (4 if dtype == "float32" else 2), tiles or 0)
+        if _TMA:
+            tma = grouped_quantize_tma(arch, fmt, constants, args[:10], encode, _TMA, facts, *sizes)
+            if tma is not None:
+                return (tma,)
+        if starts_dtype is None:
+            stream = _grouped_stream(arch, fmt, constants, encode, args, facts, *sizes)
+            if stream is not None:
+                return (stream,)
     program = GROUPED_QUANTIZE.program(**constants, ENCODE=encode)
     return (Launch(program, (down, beside, 1), block, 0, args),)
 

@@ -50,6 +50,7 @@ def taking(way: str) -> Iterator[None]:
 
 def _forget() -> None:
     plans.quantize.cache_clear()
+    plans.grouped_quantize.cache_clear()
     dense._dense_call.cache_clear()
     _repeat.forget()
 

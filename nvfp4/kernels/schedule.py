@@ -38,7 +38,7 @@ from ..ptx.arith import (
 )
 from ..ptx.memory import ld_shared_u32, st_shared_u32
 from ..ptx.warp import ballot, shfl_up_u32, syncwarp
-from .grouped_stream import sum_of_lanes_up_to
+from .grouped_pieces import sum_of_lanes_up_to
 from .groups import load_index
 
 OFFSETS = "int32"
