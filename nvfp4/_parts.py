@@ -337,15 +337,29 @@ def scale_bytes(
 
 
 def _check_headers(name: str, scales: np.ndarray, fmt: BlockFormat) -> None:
-    """The first bytes of prepared scales are a float32 factor that there may be, and zeros."""
+    """The first bytes of prepared scales are a float32 factor that there may be, and zeros.
+
+    Of mxfp4, two words between them for products on FP8 tensor cores: 0 both or neither.
+    """
     headers = scales.reshape(-1, scales.shape[-1])[:, : layouts.PREPARED_HEADER]
     factors = np.ascontiguousarray(headers[:, :4]).view(np.float32)[:, 0]
     powers = 2.0 ** np.arange(layouts.PREPARED_BIAS[fmt.element] + 1)
     allowed = [512.0] if fmt.scale == "e4m3" else [0.0, *powers]
-    bad = np.flatnonzero(~np.isin(factors, allowed) | headers[:, 4:].any(axis=1))
+    facts = np.ascontiguousarray(headers[:, 4:]).view("<u4")
+    if fmt.name == "mxfp4":
+        # 2^(s - 133) of the largest scale s; then what stored scales lose, twice, as exponents.
+        exponent, less = facts[:, 0] >> 23, facts[:, 1] >> 23
+        top = exponent.astype(np.int64) + 6
+        fine = (facts[:, 0] & 0x7FFFFF == 0) & (top >= 20) & (top < 255)
+        fine &= (less == np.minimum(top, 128) - 13) & (facts[:, 1] == less * 0x00800080)
+        fine &= facts[:, 2] == 0
+        unlike = ~fine & facts.any(axis=1)
+    else:
+        unlike = facts.any(axis=1)
+    bad = np.flatnonzero(~np.isin(factors, allowed) | unlike)
     if bad.size:
         raise ValueError(
             f"{name} of a prepared {fmt.name} tensor must begin with the 16 bytes that "
-            "nvfp4.prepare_weights writes, a float32 factor and zeros; got "
+            "nvfp4.prepare_weights writes, a float32 factor and what follows from it; got "
             f"{headers[bad[0]].tolist()}: was it never written?"
         )

@@ -92,7 +92,7 @@ def read_matrix(codes: np.ndarray, scales: np.ndarray, fmt: BlockFormat) -> np.n
     """Element * scale of [R, S, ...] codes and their scales: [16 R, 64 S] with the padding."""
     down, across = codes.shape[:2]
     factor = float(np.frombuffer(scales[:4].tobytes(), "<f4")[0])
-    assert not scales[4:16].any()
+    assert not scales[(12 if fmt.name == "mxfp4" else 4) : 16].any()
     assert factor == 0 or (math.frexp(factor)[0] == 0.5 and factor >= 1)
     size = 1024 // fmt.block
     assert scales.size == 16 + down * across * size

@@ -24,6 +24,8 @@ _NAN = 255  # e8m0
 _NAN_E4M3 = 0x7F
 #: What a rebased e8m0 scale is above c, at the least: a product with it is a normal bfloat16.
 _LOWEST = 20
+#: Powers of two that e2m1 values may be multiplied by to be e4m3 values: 2^-8 to 2^6.
+_FP8_POWERS, _FP8_HIGHEST = 15, 6
 #: Scale bytes of blocks without a value: 1.
 _DEAD_E8M0, _DEAD_E4M3 = 127, 0x50
 _FACTOR_E4M3 = 512.0
@@ -53,7 +55,8 @@ def prepare_weights(
     codes : numpy.ndarray of uint8, [ceil(N/16), ceil(K/64), 512 or 1024], after E
     scales : numpy.ndarray of uint8, [16 + ceil(N/16) * ceil(K/64) * 1024/V], after E
         For each matrix 16 bytes that begin with float32 `factor`, then the scales. `factor` 0: the
-        scales are the original ones, since no common factor lets bfloat16 hold all values.
+        scales are the original ones, since no common factor lets bfloat16 hold all values. Behind
+        it what D25 says of products on FP8 tensor cores.
     """
     shape = tuple(shape)
     rows, columns = shape[-2:]
@@ -124,6 +127,7 @@ def _prepare_matrix(
 ) -> None:
     factor, rebased, keep, fill = _rebase(codes, scales, fmt)
     out_scales[:4] = np.array([factor], "<f4").view(np.uint8)
+    out_scales[4:12] = _fp8_facts(factor, rebased, keep is not None, codes, fmt)
     if not out_codes.size:
         return
     records = out_scales[PREPARED_HEADER:].reshape(*out_codes.shape[:2], -1)
@@ -202,6 +206,24 @@ def _rebase(
     rebased = np.where(nan, _NAN, rebased).astype(np.uint8)
     keep = np.where(nan, 0, 0xFF).astype(np.uint8) if nan.any() else None
     return 2.0**c, rebased, keep, _DEAD_E8M0
+
+
+def _fp8_facts(
+    factor: float, rebased: np.ndarray, has_nan: bool, codes: np.ndarray, fmt: BlockFormat
+) -> np.ndarray:
+    """Bytes 4 to 11 of a header: zeros where not all values are e4m3 values up to a factor."""
+    if fmt.scale != "e8m0" or fmt.element != "e2m1" or factor == 0 or has_nan:
+        return np.zeros(8, np.uint8)
+    c = int(np.frexp(factor)[1]) - 1
+    bias = layouts.PREPARED_BIAS[fmt.element]
+    sized = rebased[_has_values(codes, rebased.shape, fmt)].astype(np.int64) - bias + c
+    top = int(sized.max(initial=_LOWEST))
+    if top - int(sized.min(initial=254)) >= _FP8_POWERS:
+        return np.zeros(8, np.uint8)
+    # A stored scale less `less` puts an element where bfloat16 holds it with e4m3's bits.
+    less = top + bias - c - (_FP8_HIGHEST + 133)
+    made = np.array([2.0 ** (top - 127 - _FP8_HIGHEST)], "<f4").view("<u4")[0]
+    return np.array([made, less * 0x00800080], "<u4").view(np.uint8)
 
 
 def _has_values(codes: np.ndarray, blocks: tuple[int, ...], fmt: BlockFormat) -> np.ndarray:

@@ -8,7 +8,8 @@ blocks along columns (x), stripes of rows (y) and matrices (z), each axis in str
 The scales of the MX formats are rebased by a power of two for each matrix, which depends on the
 largest and the smallest scale of a block that is not zero. Four launches, in the header of the
 matrix's scales alone: clear three words, find (``prepare_search``), repack, and ``prepare_finish``,
-which puts the factor in their place. nvfp4 needs the last two only.
+which puts the factor, and what products on FP8 tensor cores need (D25), in their place. nvfp4 needs
+the last two only.
 
 Constraints: blockDim.x is 32 in ``prepare``, and in ``prepare_search`` blocks have whole warps;
 out_codes and out_scales begin at multiples of 16 bytes, with ALIGNED codes too.
@@ -70,6 +71,9 @@ DEAD_E4M3 = 0x50
 STORED_NAN_E4M3 = 0xAC
 #: 512 as a float32.
 FACTOR_E4M3 = 0x44000000
+#: What the largest scale is at the least where products on FP8 tensor cores are considered, how
+#: many scales there may be up to it, and what becomes of it as a bfloat16's exponent.
+LOWEST_TOP, FP8_POWERS, FP8_TOP = 20, 15, 139
 #: A scale must be so far above the exponent of the factor, in prepare_search's words.
 REACH = 256 - 20
 
@@ -85,7 +89,26 @@ def exponent_of_factor(largest):
 
 def is_plain(c, smallest, special):
     """Whether scales stay as they are, of 256 - the smallest scale byte (0: there is none)."""
-    return ne_u32(special, 0) | gt_u32(add_u32(smallest, c), REACH)
+    if ELEMENT == "e2m1":  # `special` is of something else
+        return gt_u32(add_u32(smallest, c), REACH)
+    else:
+        return ne_u32(special, 0) | gt_u32(add_u32(smallest, c), REACH)
+
+
+def fp8_facts(c, plain, largest, smallest, special):
+    """Words 1 and 2 of a header (D25): zeros where not all values are e4m3 values up to a factor.
+
+    Of what prepare_search left; `special` is not 0 where a scale is NaN.
+    """
+    top = sub_u32(max_u32(largest, LOWEST_TOP + 1), 1)
+    lowest = sub_u32(256, smallest)
+    wide = ne_u32(smallest, 0) & gt_u32(sub_u32(top, lowest), FP8_POWERS - 1)
+    none = plain | wide | ne_u32(special, 0)
+    less = sub_u32(sub_u32(add_u32(top, bias(ELEMENT)), c), FP8_TOP)
+    return (
+        select_u32(none, 0, shl_u32(sub_u32(top, 6), 23)),
+        select_u32(none, 0, or_u32(shl_u32(less, 7), shl_u32(less, 23))),
+    )
 
 
 def magnitude_bits():
@@ -126,7 +149,10 @@ def prepare_clear(out_scales, batches, matrix_words):
 
 
 def prepare_search(codes, scales, out_scales, rows, columns, batches, matrix_words):
-    """Leave 1 + the largest, 256 - the smallest scale and special codes in each header."""
+    """Leave 1 + the largest, 256 - the smallest scale and special codes in each header.
+
+    e2m1 has no special codes: instead, whether a scale is NaN.
+    """
     blocks = columns // 32
     width = code_bytes(columns)
     matrix_scales = scale_bytes(rows, columns)
@@ -148,6 +174,8 @@ def prepare_search(codes, scales, out_scales, rows, columns, batches, matrix_wor
                     special = or_u32(special, or_u32(special4(a), special4(b)))
                 place = batch * matrix_scales + scale_place(row, block, columns)
                 byte = ld_global_u8(scales, place, "")
+                if ELEMENT == "e2m1":
+                    special = or_u32(special, select_u32(eq_u32(byte, NAN_E8M0), 1, 0))
                 counts = ne_u32(and_u32(every, magnitude_bits()), 0) & ne_u32(byte, NAN_E8M0)
                 largest = max_u32(largest, select_u32(counts, add_u32(byte, 1), 0))
                 smallest = max_u32(smallest, select_u32(counts, sub_u32(256, byte), 0))
@@ -171,14 +199,21 @@ def prepare_finish(out_scales, decode_scale, out_decode_scale, batches, matrix_w
         header = batch * matrix_words
         if SCALE == "e4m3":
             factor = or_u32(FACTOR_E4M3, 0)
+            fp8 = (shl_u32(0, 0), shl_u32(0, 0))
         else:
-            c = exponent_of_factor(ld_global_u32(out_scales, header + 1, ""))
+            largest = ld_global_u32(out_scales, header + 1, "")
+            c = exponent_of_factor(largest)
             smallest = ld_global_u32(out_scales, header + 2, "")
-            plain = is_plain(c, smallest, ld_global_u32(out_scales, header + 3, ""))
+            special = ld_global_u32(out_scales, header + 3, "")
+            plain = is_plain(c, smallest, special)
             factor = select_u32(plain, 0, shl_u32(add_u32(c, 127), 23))
+            fp8 = (shl_u32(0, 0), shl_u32(0, 0))
+            if ELEMENT == "e2m1":
+                fp8 = fp8_facts(c, plain, largest, smallest, special)
         st_global_u32(out_scales, header, factor, "")
-        for i in range(1, 4):
-            st_global_u32(out_scales, header + i, 0, "")
+        st_global_u32(out_scales, header + 1, fp8[0], "")
+        st_global_u32(out_scales, header + 2, fp8[1], "")
+        st_global_u32(out_scales, header + 3, 0, "")
         batch += threads
     i = thread
     while i < decodes:

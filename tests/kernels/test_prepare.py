@@ -118,6 +118,15 @@ def test_scales_around_what_can_be_rebased(run: Simulated, fmt: Any) -> None:
         prepare(run, fmt, (1, 64), codes, bytes_)
 
 
+def test_scales_around_what_e4m3_can_hold(run: Simulated) -> None:
+    for top in (20, 34, 127, 128, 129, 254):
+        for scales in ([top, top - 14], [top, top - 15], [top, 255], [top, top]):
+            if min(scales) >= 0:
+                prepare(run, MXFP4, (1, 64), *ones(MXFP4, scales))
+    codes, scales = ones(MXFP4, [110, 200])
+    prepare(run, MXFP4, (1, 64), codes & 0x88, scales)
+
+
 @pytest.mark.parametrize("fmt", [MXFP4, MXFP8_E4M3, MXFP8_E5M2], ids=lambda f: f.name)
 def test_one_code_makes_a_block_count_wherever_it_is(run: Simulated, fmt: Any) -> None:
     """Row r has a code in its column r of both blocks, and none in others: as many scales."""
