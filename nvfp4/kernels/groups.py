@@ -74,6 +74,22 @@ def lowest_lane(votes):
     return i64_of_u32(popc(sub_u32(and_u32(votes, sub_u32(0, votes)), 1)))
 
 
+def rows_of_ranges(row_offsets, base, count, reach, rows, mask, lane):
+    """The first row of range `base` + lane, and the one behind its last; of `count` lanes.
+
+    `reach`: the row behind those of the ranges before `base`.
+    """
+    inside = lane < count
+    upper = reach
+    if inside:
+        upper = min(max(load_index(row_offsets, base + lane + 1, OFFSETS), reach), rows)
+    lower = value_below(mask, upper, lane, reach)
+    if not vote_all(mask, upper >= lower or not inside):
+        upper = running_max(mask, upper, lane, count)
+        lower = value_below(mask, upper, lane, reach)
+    return lower, upper
+
+
 def find_tile(row_offsets, tile_starts, groups, rows, tile):
     """Find what belongs to a tile; the lanes of a warp call it together, with the same arguments.
 
@@ -100,13 +116,7 @@ def find_tile(row_offsets, tile_starts, groups, rows, tile):
     while base < groups and (owner < 0 or STARTS != "none"):
         count = min(lanes, groups - base)
         inside = lane < count
-        upper = reach
-        if inside:
-            upper = min(max(load_index(row_offsets, base + lane + 1, OFFSETS), reach), rows)
-        lower = value_below(mask, upper, lane, reach)
-        if not vote_all(mask, upper >= lower or not inside):
-            upper = running_max(mask, upper, lane, count)
-            lower = value_below(mask, upper, lane, reach)
+        lower, upper = rows_of_ranges(row_offsets, base, count, reach, rows, mask, lane)
         own = (upper - lower + 127) >> 7
         before = tiles + running_sum(mask, own, lane, count) - own
         votes = ballot(mask, inside and before <= tile and tile < before + own)

@@ -1,20 +1,22 @@
-"""Dense products on Blackwell's tensor cores by pairs of blocks: tiles of 256 rows.
+"""Products on Blackwell's tensor cores by pairs of blocks: tiles of 256 rows, dense and grouped.
 
 The two blocks of a cluster make a tile together (cta_group 2): each brings 128 rows of A, half of
 the tile's rows of B, and the scales of its rows of A and of all rows of B; block 0 issues the
 products for both; each stores its own 128 rows. So a tile of 256 rows reads each row of B once.
-The jobs are those of ``matmul_sm100``, and so are results.
+The jobs are those of ``matmul_sm100``, and so are results. The 256 rows of a tile are of one range;
+at the end of a range the second block may have none.
 
-Constraints: as there, and: no pairs in halves, depth a multiple of 64 with two operands of four
-bits. Grid: a multiple of 2, in clusters of 2. Shared memory: ``shared_bytes`` of half of the
-columns.
+Constraints: as there, and: depth a multiple of 64 with two operands of four bits; scales of A for
+one tile or more. Grid: a multiple of 2, in clusters of 2. Shared memory: ``pair_shared_bytes``.
 
-Compile-time constants: those of ``matmul_sm100``; TILE_N = MMA_N is a multiple of 16.
+Compile-time constants: those of ``matmul_sm100``, but SWAP.
 """
 
 from __future__ import annotations
 
 import functools
+from collections.abc import Callable, Mapping
+from typing import Any
 
 from .._numba import cuda
 from ..program import Kernel
@@ -38,10 +40,12 @@ from .matmul_sm100 import (
     PRODUCER,
     SHARED_LIMIT,
     THREADS,
+    grouped_matmul_sm100_kernel,
     matmul_sm100_kernel,
     shared_bytes,
     tile_constants,
 )
+from .matmul_sm100 import SLOW_VARIANTS as SINGLE_SLOW_VARIANTS
 from .matmul_sm100 import VARIANTS as SINGLE_VARIANTS
 from .sm100_jobs import issue, produce
 from .sm100_layout import (
@@ -59,6 +63,8 @@ COLUMNS = 512
 
 #: Rows of a tile.
 PAIR_ROWS = 256
+#: What says where the ranges of a grouped product are.
+OFFSETS_OF_RANGES = ("int32", "int64", "uint32")
 
 
 def meet():
@@ -67,6 +73,44 @@ def meet():
     cluster_arrive()
     cluster_wait()
     tcgen05_fence_after_thread_sync()
+
+
+def run(maps, to, factors, of_groups, row_indices, shape, columns, depth, row_tiles):
+    """A block of a pair: set up, the three jobs, give back."""
+    griddepcontrol_launch_dependents()
+    base = aligned_base()
+    thread = cuda.threadIdx.x + 0
+    warp = thread // 32
+    full = full_base(base)
+    made = made_base(base)
+    if thread == 0:
+        for i in range(STAGES):
+            mbarrier_init(full + 8 * i, 1)
+            mbarrier_init(full + 8 * (STAGES + i), 1)
+        for i in range(ACCS):
+            mbarrier_init(made + 8 * i, 1)
+            # Four warps in each block.
+            mbarrier_init(made + 16 + 8 * i, 8)
+        fence_mbarrier_init()
+    if warp == ISSUER:
+        tcgen05_alloc_pair(address_base(base), COLUMNS)
+        tcgen05_relinquish_pair()
+    meet()
+    memory = i64_of_u32(ld_shared_u32(address_base(base)))
+    griddepcontrol_wait()
+    total = row_tiles * tiles_across(columns)
+    if warp == PRODUCER:
+        scales = (maps[2], maps[3])
+        produce(base, (maps[0], maps[1]), scales, of_groups, shape[1], columns, depth, total)
+    elif warp == ISSUER:
+        if cluster_rank() == 0:
+            issue(base, memory, of_groups, shape[1], columns, depth, total)
+    else:
+        lane = thread % 32
+        finish(base, memory, warp, lane, to, factors, of_groups, row_indices, shape, columns, total)
+    meet()
+    if warp == ISSUER:
+        tcgen05_dealloc_pair(memory, COLUMNS)
 
 
 def matmul_sm100_pair(
@@ -94,67 +138,101 @@ def matmul_sm100_pair(
     depth,
     a_stride,
 ):
-    griddepcontrol_launch_dependents()
-    base = aligned_base()
-    thread = cuda.threadIdx.x + 0
-    warp = thread // 32
-    full = full_base(base)
-    made = made_base(base)
-    if thread == 0:
-        for i in range(STAGES):
-            mbarrier_init(full + 8 * i, 1)
-            mbarrier_init(full + 8 * (STAGES + i), 1)
-        for i in range(ACCS):
-            mbarrier_init(made + 8 * i, 1)
-            # Four warps in each block.
-            mbarrier_init(made + 16 + 8 * i, 8)
-        fence_mbarrier_init()
-    if warp == ISSUER:
-        tcgen05_alloc_pair(address_base(base), COLUMNS)
-        tcgen05_relinquish_pair()
-    meet()
-    memory = i64_of_u32(ld_shared_u32(address_base(base)))
-    griddepcontrol_wait()
-    total = (rows + PAIR_ROWS - 1) // PAIR_ROWS * tiles_across(columns)
-    of_groups = (out, out, out, 0, 0, 0)
-    if warp == PRODUCER:
-        scales = (a_scales_map, b_scales_map)
-        produce(base, (a_map, b_map), scales, of_groups, rows, columns, depth, total)
-    elif warp == ISSUER:
-        if cluster_rank() == 0:
-            issue(base, memory, of_groups, rows, columns, depth, total)
-    else:
-        to = (out, b_decode, e0, e1, e2, e3)
-        factors = (alpha, alpha_number, a_decode)
-        lane = thread % 32
-        shape = (rows, rows)
-        finish(base, memory, warp, lane, to, factors, of_groups, out, shape, columns, total)
-    meet()
-    if warp == ISSUER:
-        tcgen05_dealloc_pair(memory, COLUMNS)
+    run(
+        (a_map, b_map, a_scales_map, b_scales_map),
+        (out, b_decode, e0, e1, e2, e3),
+        (alpha, alpha_number, a_decode),
+        (out, out, out, 0, 0, 0),
+        out,
+        (rows, rows),
+        columns,
+        depth,
+        (rows + PAIR_ROWS - 1) // PAIR_ROWS,
+    )
 
 
-@functools.cache
-def matmul_sm100_pair_kernel(arrays: tuple[str, ...] = ()) -> Kernel:
-    """The kernel for an epilogue with arrays of these dtypes."""
-    like = matmul_sm100_kernel(arrays)
+def grouped_matmul_sm100_pair(
+    a_map,
+    b_map,
+    a_scales_map,
+    b_scales_map,
+    a,
+    a_scales,
+    a_decode,
+    b,
+    b_scales,
+    b_decode,
+    row_offsets,
+    expert_ids,
+    row_indices,
+    tile_starts,
+    alpha,
+    alpha_number,
+    out,
+    out_scales,
+    out_decode,
+    out_tile_starts,
+    e0,
+    e1,
+    e2,
+    e3,
+    input_rows,
+    rows,
+    columns,
+    depth,
+    a_stride,
+    groups,
+    experts,
+    tiles,
+    row_tiles,
+):
+    run(
+        (a_map, b_map, a_scales_map, b_scales_map),
+        (out, b_decode, e0, e1, e2, e3),
+        (alpha, alpha_number, a_decode),
+        (row_offsets, expert_ids, tile_starts, groups, experts, tiles),
+        row_indices,
+        (input_rows, rows),
+        columns,
+        depth,
+        row_tiles,
+    )
+
+
+# Kernels -----------------------------------------------------------------------------------------
+
+
+def _kernel(name: str, body: Callable[..., None], like: Kernel) -> Kernel:
+    constants = {**like.constants, "SWAP": (False,), "PAIR_OF_BLOCKS": (True,)}
+    if "OFFSETS" in constants:
+        # Not the kinds that tell where ranges are in another way.
+        constants["OFFSETS"] = OFFSETS_OF_RANGES
     return Kernel(
-        "matmul_sm100_pair",
-        matmul_sm100_pair,
+        name,
+        body,
         ("u64*", "u64*", *like.parameters),
-        {
-            **like.constants,
-            "PAIR": ("none", "interleaved"),
-            "SWAP": (False,),
-            "PAIR_OF_BLOCKS": (True,),
-        },
+        constants,
         architectures=ARCHITECTURES,
         threads=THREADS,
         blocks_per_sm=1,
     )
 
 
+@functools.cache
+def matmul_sm100_pair_kernel(arrays: tuple[str, ...] = ()) -> Kernel:
+    """The dense kernel for an epilogue with arrays of these dtypes."""
+    return _kernel("matmul_sm100_pair", matmul_sm100_pair, matmul_sm100_kernel(arrays))
+
+
+@functools.cache
+def grouped_matmul_sm100_pair_kernel(arrays: tuple[str, ...] = ()) -> Kernel:
+    """The grouped kernel for an epilogue with arrays of these dtypes."""
+    like = grouped_matmul_sm100_kernel(arrays)
+    return _kernel("grouped_matmul_sm100_pair", grouped_matmul_sm100_pair, like)
+
+
 MATMUL_SM100_PAIR = matmul_sm100_pair_kernel()
+GROUPED_MATMUL_SM100_PAIR = grouped_matmul_sm100_pair_kernel()
 
 
 def pair_shared_bytes(kind: str, tile_n: int, tile_k: int, stages: int, pair: str) -> int:
@@ -172,13 +250,37 @@ def pair_constants(kind: str, tile_n: int, tile_k: int, pair: str) -> dict:
     return {**made, "PAIR_OF_BLOCKS": True}
 
 
+def _paired(of: Kernel, like: Mapping[str, Any], tile_n: int, pair: str = "none") -> dict:
+    """A variant of a kernel of single blocks, by pairs of blocks and with tiles of `tile_n`."""
+    made = {**like, "PAIR": pair, **pair_constants(like["KIND"], tile_n, like["TILE_K"], pair)}
+    return {name: made[name] for name in of.constants}
+
+
+_DENSE = SINGLE_VARIANTS["matmul_sm100"]
+_GROUPED = SINGLE_VARIANTS["grouped_matmul_sm100"]
+
 VARIANTS = {
-    "matmul_sm100_pair": tuple(
-        {
-            **one,
-            **pair_constants(one["KIND"], tile_n, one["TILE_K"], "none"),
-            "GROUPED": False,
-        }
-        for one, tile_n in zip(SINGLE_VARIANTS["matmul_sm100"], (192, 256), strict=True)
-    )
+    "matmul_sm100_pair": (
+        _paired(MATMUL_SM100_PAIR, _DENSE[0], 192),
+        _paired(MATMUL_SM100_PAIR, _DENSE[1], 256),
+    ),
+    "grouped_matmul_sm100_pair": (
+        _paired(GROUPED_MATMUL_SM100_PAIR, _GROUPED[0], 192),
+        _paired(GROUPED_MATMUL_SM100_PAIR, _GROUPED[1], 128, "halves"),
+    ),
+}
+SLOW_VARIANTS = {
+    "matmul_sm100_pair": (
+        _paired(MATMUL_SM100_PAIR, _DENSE[0], 64, "interleaved"),
+        _paired(MATMUL_SM100_PAIR, _DENSE[1], 256, "halves"),
+    ),
+    "grouped_matmul_sm100_pair": tuple(
+        _paired(GROUPED_MATMUL_SM100_PAIR, like, tile_n, pair)
+        for like, tile_n, pair in zip(
+            SINGLE_SLOW_VARIANTS["grouped_matmul_sm100"],
+            (256, 128, 256, 64),
+            ("halves", "interleaved", "none", "none"),
+            strict=True,
+        )
+    ),
 }

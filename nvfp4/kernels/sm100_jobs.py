@@ -52,7 +52,6 @@ from .products import (
 from .sm100_layout import (
     SCALE_TILE,
     TILE_M,
-    blocks_together,
     counted,
     first_work,
     full_base,
@@ -62,6 +61,7 @@ from .sm100_layout import (
     made_base,
     next_accumulators,
     next_stage,
+    product_rows,
     right_base,
     right_rows,
     right_scale_tiles,
@@ -117,7 +117,8 @@ def place_of(of_rows, column, part, columns, depth):
         return (b_row, b_tile + column // 128 * k_tiles, first + part, part, a_tile * k_tiles, 0)
     else:
         last = (columns - 1) // 128
-        return (first, a_tile * k_tiles, b_row, column, b_tile, last)
+        # A block of a pair that has no scales brings others: it stores none of these sums.
+        return (first, max(a_tile, 0) * k_tiles, b_row, column, b_tile, last)
 
 
 def load_stage(base, stage, parity, k, maps, scales, place, half_columns, depth):
@@ -162,7 +163,7 @@ def load_stage(base, stage, parity, k, maps, scales, place, half_columns, depth)
             )
 
 
-def load_half(base, stage, parity, k, maps, scales, place, depth):
+def load_half(base, stage, parity, k, maps, scales, place, half_columns, depth):
     """A block's half of a stage of a pair; block 0's mbarrier counts both.
 
     Its scales come by tensor copies, too: only these can report to the other block.
@@ -173,8 +174,8 @@ def load_half(base, stage, parity, k, maps, scales, place, depth):
     mine = full_base(base) + 8 * stage
     mbarrier_wait_parity(mine + 8 * STAGES, parity ^ 1)
     if rank == 0:
-        each = counted_of_stage() + SCALE_TILE * scale_groups() * (1 + right_scale_tiles())
-        mbarrier_arrive_expect_tx(mine, 2 * each)
+        of_scales = SCALE_TILE * scale_groups() * (1 + halves() * right_scale_tiles())
+        mbarrier_arrive_expect_tx(mine, 2 * (counted_of_stage() + of_scales))
     full = map_shared(mine, 0)
     left_to = base + stage * TILE_M * row_bytes()
     right_to = right_base(base) + stage * right_rows() * row_bytes()
@@ -182,18 +183,21 @@ def load_half(base, stage, parity, k, maps, scales, place, depth):
         x = k * row_bytes() + atom * SWIZZLE
         to = left_to + atom * TILE_M * SWIZZLE
         tma_load_2d_pair(to, ptr_address(maps[0], 0), x, left_row, full)
-        to = right_to + atom * right_rows() * SWIZZLE
-        y = right_row + rank * right_rows()
-        tma_load_2d_pair(to, ptr_address(maps[1], 0), x, y, full)
+        for half in range(halves()):
+            to = right_to + half * product_rows() * row_bytes() + atom * product_rows() * SWIZZLE
+            y = right_row + half * half_columns + rank * product_rows()
+            tma_load_2d_pair(to, ptr_address(maps[1], 0), x, y, full)
     # Tiles of 512 bytes: behind the last of a row of tiles come others, which are not used.
     to = left_scales_base(base) + stage * scale_groups() * SCALE_TILE
     y = left_tile + k * scale_groups()
     tma_load_2d_pair(to, ptr_address(scales[0], 0), 0, y, full)
     to = right_scales_base(base) + stage * right_scales_stage()
-    for i in range(right_scale_tiles()):
-        y = right_tile + min(inside // 128 + i, last) * k_tiles + k * scale_groups()
-        at = to + i * scale_groups() * SCALE_TILE
-        tma_load_2d_pair(at, ptr_address(scales[1], 0), 0, y, full)
+    for half in range(halves()):
+        n_tile = (inside + half * half_columns) // 128
+        for i in range(right_scale_tiles()):
+            y = right_tile + min(n_tile + i, last) * k_tiles + k * scale_groups()
+            at = to + (half * right_scale_tiles() + i) * scale_groups() * SCALE_TILE
+            tma_load_2d_pair(at, ptr_address(scales[1], 0), 0, y, full)
 
 
 def ready(tensor_map):
@@ -223,7 +227,7 @@ def produce(base, maps, scales, of_groups, rows, columns, depth, total):
                 for k in range(steps):
                     at, turn = next_stage(stage, parity, k)
                     if PAIR_OF_BLOCKS:
-                        load_half(base, at, turn, k, maps, scales, place, depth)
+                        load_half(base, at, turn, k, maps, scales, place, columns // 2, depth)
                     else:
                         load_stage(base, at, turn, k, maps, scales, place, columns // 2, depth)
             stage, parity = next_stage(stage, parity, steps)
@@ -346,10 +350,11 @@ def multiply_stage(base, stage, memory, accumulators, k, inside, half_columns, d
             atom = step * 32 // SWIZZLE
             further = step * 32 % SWIZZLE // 16
             to_a = atom * TILE_M * SWIZZLE // 16 + further
-            to_b = atom * (MMA_N // blocks_together()) * SWIZZLE // 16 + further
+            to_b = atom * product_rows() * SWIZZLE // 16 + further
             group = group_of_step(step)
             for half in range(halves()):
-                b = tcgen05_descriptor(b_at + half * MMA_N * row_bytes(), SWIZZLE, 16, 8 * SWIZZLE)
+                b_half = b_at + half * product_rows() * row_bytes()
+                b = tcgen05_descriptor(b_half, SWIZZLE, 16, 8 * SWIZZLE)
                 # A tile may begin at row 64 of a tile of scales.
                 inside_tile = (inside + half * half_columns) % 128 // 32
                 scales = (half * scale_groups() + group) * right_scale_tiles() * 4

@@ -11,20 +11,22 @@ With PAIR_OF_BLOCKS two blocks make one instruction's product: 256 rows, of whic
 the left operand and half of the rows of the right one, and the scales of all of them.
 
 Compile-time constants: KIND, TILE_N, TILE_K, MMA_N, SWIZZLE, STAGES, ACCS, SWAP, GROUPED,
-PAIR_OF_BLOCKS: see
-``matmul_sm100``; B_SCALE, PAIR, A_STARTS and those of ``groups``.
+PAIR_OF_BLOCKS: see ``matmul_sm100``; B_SCALE, PAIR, A_STARTS and those of ``groups``.
 """
 
 from __future__ import annotations
 
 from .._numba import cuda
-from ..ptx.arith import i64_of_u32
+from ..ptx.arith import and_u32, i64_of_u32, popc, u32_of_i64
 from ..ptx.cluster import cluster_rank
 from ..ptx.memory import shared_base
-from .groups import expert_of, find_tile, load_index
+from ..ptx.warp import ballot, shfl_idx_u32
+from .groups import expert_of, find_tile, load_index, lowest_lane, rows_of_ranges, running_sum
+from .warps import lane_count, mask_of, thread_index
 
 PAIR = "none"
 A_STARTS = "none"
+OFFSETS = "int32"
 KIND = "nvf4"
 TILE_N = 128
 TILE_K = 256
@@ -120,6 +122,11 @@ def blocks_together():
 def right_rows():
     """Rows of the right operand that a block has of a tile."""
     return TILE_N // blocks_together()
+
+
+def product_rows():
+    """Rows of the right operand that a block has of one of the products of a tile."""
+    return MMA_N // blocks_together()
 
 
 def right_base(base):
@@ -247,6 +254,87 @@ def grouped_tile(tile, row_offsets, expert_ids, tile_starts, groups, experts, ro
     return expert >= 0 and count > 0, expert, first, count, a_tile, owner, head, tail
 
 
+def find_pair(row_offsets, groups, rows, pair):
+    """Find what belongs to a pair of tiles: two of a range, or its last one alone.
+
+    Pairs are numbered as tiles are by ``groups.find_tile``, each range from a fresh one on. The
+    lanes of a warp call it together. Returns (owner, first_pair, first_tile, start, stop, pairs,
+    head, tail): the range, its first pair, its first tile in the numbers of tiles, its rows; where
+    owner is -1 the pairs of all ranges, and the rows that belong to none, are known.
+    """
+    lanes = lane_count()
+    mask = mask_of(lanes)
+    lane = thread_index() % 32
+    owner = -1
+    first_pair = 0
+    first_tile = 0
+    start = 0
+    stop = 0
+    tiles = 0
+    pairs = 0
+    head = rows
+    if groups > 0:
+        head = min(max(load_index(row_offsets, 0, OFFSETS), 0), rows)
+    reach = head
+    base = 0
+    while base < groups and owner < 0:
+        count = min(lanes, groups - base)
+        inside = lane < count
+        lower, upper = rows_of_ranges(row_offsets, base, count, reach, rows, mask, lane)
+        own = (upper - lower + 127) >> 7
+        before = running_sum(mask, own, lane, count) - own
+        # Of a range with an odd number of tiles, half a pair is left over.
+        odd = ballot(mask, inside and own % 2 == 1)
+        below = i64_of_u32(popc(and_u32(odd, u32_of_i64((1 << lane) - 1))))
+        pair_before = pairs + ((before + below) >> 1)
+        mine = inside and pair_before <= pair and pair < pair_before + ((own + 1) >> 1)
+        votes = ballot(mask, mine)
+        if votes != 0:
+            source = lowest_lane(votes)
+            owner = base + source
+            first_pair = i64_of_u32(shfl_idx_u32(mask, pair_before, source))
+            first_tile = tiles + i64_of_u32(shfl_idx_u32(mask, before, source))
+            start = i64_of_u32(shfl_idx_u32(mask, lower, source))
+            stop = i64_of_u32(shfl_idx_u32(mask, upper, source))
+        all_own = i64_of_u32(shfl_idx_u32(mask, before + own, count - 1))
+        tiles += all_own
+        pairs += (all_own + i64_of_u32(popc(odd))) >> 1
+        reach = i64_of_u32(shfl_idx_u32(mask, upper, count - 1))
+        base += lanes
+    return owner, first_pair, first_tile, start, stop, pairs, head, reach
+
+
+def grouped_pair(pair, row_offsets, expert_ids, tile_starts, groups, experts, rows, tiles):
+    """What :func:`grouped_tile` says, of this block's half of a pair of tiles.
+
+    `live` and the expert are the same in both blocks, which multiply together. The second may have
+    no rows; and where one of the two tiles has no scales its number is -1, and its rows are zeros.
+    """
+    owner, first_pair, first_tile, start, stop, used, head, tail = find_pair(
+        row_offsets, groups, rows, pair
+    )
+    rank = i64_of_u32(cluster_rank())
+    live = False
+    expert = -1
+    a_tile = -1
+    if owner >= 0:
+        expert = expert_of(expert_ids, owner, experts)
+        within = (pair - first_pair) * 2
+        first = start + ((within + rank) << 7)
+        count = min(stop - first, TILE_M)
+        if A_STARTS != "none":
+            first_tile = load_index(tile_starts, owner, A_STARTS)
+        even = first_tile + within
+        live = expert >= 0 and even >= -1 and even < tiles
+        a_tile = even + rank
+        if a_tile >= tiles:
+            a_tile = -1
+    else:
+        first = ((pair - used) * 2 + rank) << 7
+        count = min(head + rows - tail - first, TILE_M)
+    return live, expert, first, count, a_tile, owner, head, tail
+
+
 def tile_of(work, of_groups, rows, columns):
     """What belongs to a tile of the result; `of_groups` as the grouped kernel makes it.
 
@@ -260,9 +348,14 @@ def tile_of(work, of_groups, rows, columns):
     part = (rest - column * parts_of_tile()) * TILE_N
     if GROUPED:
         row_offsets, expert_ids, tile_starts, groups, experts, tiles = of_groups
-        live, expert, first, count, a_tile, owner, head, tail = grouped_tile(
-            tile, row_offsets, expert_ids, tile_starts, groups, experts, rows, tiles
-        )
+        if PAIR_OF_BLOCKS:
+            live, expert, first, count, a_tile, owner, head, tail = grouped_pair(
+                tile, row_offsets, expert_ids, tile_starts, groups, experts, rows, tiles
+            )
+        else:
+            live, expert, first, count, a_tile, owner, head, tail = grouped_tile(
+                tile, row_offsets, expert_ids, tile_starts, groups, experts, rows, tiles
+            )
     else:
         live, expert, first, count, a_tile, owner, head, tail = dense_tile(tile, rows)
     if SWAP:

@@ -54,7 +54,7 @@ NOTHING, VALUES, ZEROS = 0, 1, 2
 
 def row_fate(local, facts, input_rows, rows, row_indices):
     """What becomes of a row of a tile: (fate, row of the result, row of A)."""
-    _, expert, first, count, _, owner, head, tail = facts
+    _, expert, first, count, a_tile, owner, head, tail = facts
     row = first + local
     fate = NOTHING
     if GROUPED:
@@ -63,7 +63,8 @@ def row_fate(local, facts, input_rows, rows, row_indices):
                 row = row_of_none(row, head, tail)
             if row < rows:
                 fate = ZEROS
-                if expert >= 0 and source_row(row_indices, row, input_rows) >= 0:
+                reads = a_tile >= 0 and source_row(row_indices, row, input_rows) >= 0
+                if expert >= 0 and reads:
                     fate = VALUES
     elif local < count:
         fate = VALUES

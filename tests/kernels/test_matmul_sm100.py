@@ -50,10 +50,14 @@ CASES = [
     Case("mxfp8-mxfp4", 130, 264, 256, (256, 128), 2, {}, False, True),
     Case("mxfp8", 260, 72, 160, (64, 128), 2, {}, False, True),
     Case("nvfp4", 3, 256, 128, (128, 256), 2, INTERLEAVED, False, True),
+    Case("mxfp8", 3, 256, 96, (128, 128), 2, SWIGLU, False, True),
     Case("nvfp4", (3, 0, 130, 2), 72, 128, (64, 128), 2),
     Case("mxfp4", (1, 5), 200, 32, (192, 128), 1),
     Case("mxfp8-mxfp4", (2, 0, 3), 128, 128, None, 3),
     Case("mxfp8", (0, 7), 40, 64, None, 1),
+    Case("mxfp8-mxfp4", (2, 130, 0, 258), 40, 128, (64, 128), 2, {}, False, True),
+    Case("mxfp4", (2, 3), 256, 192, (128, 256), 4, SWIGLU, False, True),
+    Case("nvfp4", (1, 4), 200, 64, (192, 128), 2, {}, False, True),
 ]
 
 
@@ -70,6 +74,7 @@ def test_exact_sums_give_the_golden_bits(case: Case) -> None:
         Case("mxfp8-mxfp4", 3, 130, 384, (64, 128), 1),
         Case("mxfp4", (3, 70), 130, 96, (64, 128), 1, {}, True),
         Case("nvfp4", 140, 130, 320, (64, 128), 2, {}, False, True),
+        Case("mxfp8", (2, 0, 1), 72, 96, (64, 128), 2, {}, False, True),
     ],
     ids=lambda case: case.id,
 )
@@ -77,12 +82,14 @@ def test_whatever_the_schedule(case: Case, schedule: int) -> None:
     same(*simulated(case, schedule))
 
 
-@pytest.mark.parametrize("swap", [False, True])
-def test_ranges_without_an_expert_and_rows_without_a_range_are_zero(swap: bool) -> None:
+@pytest.mark.parametrize(("swap", "paired"), [(False, False), (True, False), (False, True)])
+def test_ranges_without_an_expert_and_rows_without_a_range_are_zero(
+    swap: bool, paired: bool
+) -> None:
     ids = np.array([1, -1, 0, -2], np.int32)
     alpha = np.array([1, 2, 4], np.float32)
     options = {"expert_ids": ids, "alpha": alpha, "experts": 3, "rows_of_none": 5}
-    case = Case("nvfp4", (3, 4, 2, 1), 72, 64, (64, 128), 1, options, swap)
+    case = Case("nvfp4", (3, 4, 2, 1), 72, 64, (64, 128), 1 + paired, options, swap, paired)
     got, expected = simulated(case)
     same(got, expected)
     assert (got[3:7] == 0).all() and (got[9:] == 0).all() and got[7:9].any() and got[:3].any()
@@ -105,9 +112,12 @@ def test_scale_tiles_of_a_that_begin_elsewhere() -> None:
     same(np.asarray(got), expected)
 
 
-def test_scale_tiles_by_the_rule_of_flashinfer() -> None:
+@pytest.mark.parametrize("paired", [False, True])
+def test_scale_tiles_by_the_rule_of_flashinfer(paired: bool) -> None:
     options = {"flashinfer_tiles": True}
-    same(*simulated(Case("mxfp8-mxfp4", (2, 130, 3), 72, 128, (64, 128), 1, options)))
+    tile, blocks = (64, 128), 1 + paired
+    case = Case("mxfp8-mxfp4", (2, 130, 3), 40, 128, tile, blocks, options, False, paired)
+    same(*simulated(case))
 
 
 @pytest.mark.parametrize("depth", [192, 32, 96, 160, 224, 288])
@@ -252,9 +262,66 @@ def test_large_products_are_made_by_pairs_of_blocks() -> None:
     assert plan(rows=8192, columns=8192) == "matmul_sm100_pair"
     # An instruction of 64 elements must not see the padding of scales.
     assert plan(rows=8192, columns=8192, depth=544) == "matmul_sm100"
-    assert plan(rows=8192, columns=8192, epilogue=SWIGLU["epilogue"].code(())) == "matmul_sm100"
-    interleaved = INTERLEAVED["epilogue"].code(())
-    assert plan(rows=8192, columns=8192, epilogue=interleaved) == "matmul_sm100_pair"
+    for options in (SWIGLU, INTERLEAVED):
+        epilogue = options["epilogue"].code(())
+        assert plan(rows=8192, columns=8192, epilogue=epilogue) == "matmul_sm100_pair"
+
+
+@pytest.mark.parametrize(
+    ("changes", "kernel"),
+    [
+        ({}, "grouped_matmul_sm100_pair"),
+        ({"arch": "sm_103a"}, "grouped_matmul_sm100_pair"),
+        ({"epilogue": SWIGLU["epilogue"].code(())}, "grouped_matmul_sm100_pair"),
+        ({"starts_dtype": "int32", "a_tiles": 64}, "grouped_matmul_sm100_pair"),
+        # Fewer than 256 rows in a range.
+        ({"rows": 2040}, "grouped_matmul_sm100"),
+        # Fewer tiles than two for each pair of blocks.
+        ({"columns": 1024}, "grouped_matmul_sm100"),
+        ({"depth": 544}, "grouped_matmul_sm100"),
+        ({"a_tiles": 0, "starts_dtype": "int32"}, "grouped_matmul_sm100"),
+    ],
+)
+def test_ranges_of_many_rows_are_made_by_pairs_of_blocks(
+    changes: dict[str, Any], kernel: str
+) -> None:
+    facts = {
+        "arch": "sm_100a",
+        "rows": 2048,
+        "columns": 4096,
+        "depth": 512,
+        "experts": 8,
+        "groups": 8,
+        "offsets_dtype": "int32",
+        "ids_dtype": None,
+        "indices_dtype": None,
+        "starts_dtype": None,
+        "a_format": "nvfp4",
+        "a_dtype": None,
+        "a_layout": "tcgen_grouped",
+        "decode_a": "group",
+        "b_format": "nvfp4",
+        "b_layout": "tcgen",
+        "decode_b": "batch",
+        "alpha": "expert",
+        "out_dtype": "bfloat16",
+        "aligned": True,
+        "map_alignment": 16,
+        **changes,
+    }
+    (launch,) = plans_products.grouped_matmul(facts.pop("arch"), input_rows=facts["rows"], **facts)
+    assert launch.program.kernel.name == kernel
+
+
+def test_pairs_of_blocks_take_the_tiles_that_read_least() -> None:
+    def paired(columns: int, pair: str = "none", groups: int | None = None) -> Any:
+        return plans_blackwell.paired("nvf4", pair, 1 << 20, columns, 4096, 148, groups)
+
+    assert paired(4096) == (192, 256) and paired(384) == (192, 256)
+    assert paired(256) == (128, 256) and paired(64) == (128, 256)
+    assert paired(4096, "halves") == (128, 256)
+    assert paired(4096, "none", 4096) == (192, 256)
+    assert paired(4096, "none", 4097) is None
 
 
 def test_columns_become_rows_where_rows_are_few() -> None:

@@ -38,6 +38,14 @@ CASES = {"NVFP4": NVFP4, "MIXED": MIXED, "WIDE": WIDE, "HALF": HALF, "PAIRS": PA
 CASES["RAGGED"] = RAGGED
 #: By pairs of blocks, each with rows.
 CASES["PAIRED"] = Case("nvfp4", 131, 190, 192, (64, 128), 2, {}, False, True)
+#: Ranges of an odd and an even number of tiles, and the end of one within a pair, in two pairs of
+#: blocks; one without an expert, with rows of another pair of tiles behind it.
+CASES["GROUPED"] = Case(
+    *("nvfp4", (130, 3, 2, 260), 40, 64, (64, 128), 2),
+    {"expert_ids": np.array([1, 0, -1, 2], np.int32), "experts": 3},
+    paired=True,
+)
+CASES["HALVES"] = Case("mxfp4", (1, 2), 128, 64, (128, 128), 2, PAIRS.options, False, True)
 CASES["SWAPPED"] = Case("mxfp8", 70, 130, 64, (64, 128), 1, {}, True)
 STAGES = 2
 #: The kernel's files, each of which imports from those before it.
@@ -445,8 +453,8 @@ TABLE = [
     ),
     Plant(
         "expects_the_bytes_of_one_block",
-        "mbarrier_arrive_expect_tx(mine, 2 * each)",
-        "mbarrier_arrive_expect_tx(mine, each)",
+        "mbarrier_arrive_expect_tx(mine, 2 * (counted_of_stage() + of_scales))",
+        "mbarrier_arrive_expect_tx(mine, counted_of_stage() + of_scales)",
         sim.NotAwaited,
         "tensor load of a pair",
         "PAIRED",
@@ -485,11 +493,108 @@ TABLE = [
     ),
     Plant(
         "the_same_half_in_both",
-        "y = right_row + rank * right_rows()",
-        "y = right_row",
+        "half * half_columns + rank * product_rows()",
+        "half * half_columns",
         None,
         "",
         "PAIRED",
+    ),
+    # Ranges by pairs of blocks
+    Plant(
+        "each_pair_the_first_of_its_range",
+        "within = (pair - first_pair) * 2",
+        "within = 0",
+        None,
+        "",
+        "GROUPED",
+    ),
+    Plant(
+        "half_pairs_not_counted",
+        "pairs + ((before + below) >> 1)",
+        "pairs + (before >> 1)",
+        sim.OutOfBounds,
+        "store of 4 bytes at out",
+        "GROUPED",
+    ),
+    Plant(
+        "both_blocks_take_the_first_rows",
+        "first = start + ((within + rank) << 7)",
+        "first = start + (within << 7)",
+        sim.DataRace,
+        "of out: this thread writes",
+        "GROUPED",
+    ),
+    Plant(
+        "both_blocks_take_the_first_scales",
+        "a_tile = even + rank",
+        "a_tile = even",
+        None,
+        "",
+        "GROUPED",
+    ),
+    Plant(
+        "a_block_without_rows_does_not_help",
+        "live = expert >= 0 and even >= -1 and even < tiles",
+        "live = expert >= 0 and count > 0",
+        sim.Deadlock,
+        "bytes",
+        "GROUPED",
+    ),
+    Plant(
+        "each_block_its_own_tile",
+        "return cuda.blockIdx.x // blocks_together()",
+        "return cuda.blockIdx.x + 0",
+        sim.Deadlock,
+        "lacks 1 of 1 arrivals",
+        "GROUPED",
+    ),
+    Plant(
+        "accumulators_of_a_range_without_an_expert",
+        "        if of_rows[0]:\n            acc, parity = next_accumulators(acc, parity)",
+        "        acc, parity = next_accumulators(acc, parity)",
+        sim.Deadlock,
+        "parity 0",
+        "GROUPED",
+    ),
+    Plant(
+        "the_first_expert_for_all",
+        "b_row = expert * columns + column",
+        "b_row = column",
+        None,
+        "",
+        "GROUPED",
+    ),
+    Plant(
+        "the_first_experts_scales_for_all",
+        "b_tile = expert * (matrix_scales",
+        "b_tile = 0 * (matrix_scales",
+        None,
+        "",
+        "GROUPED",
+    ),
+    Plant(
+        "gate_for_up",
+        "y = right_row + half * half_columns + rank",
+        "y = right_row + rank",
+        None,
+        "",
+        "HALVES",
+    ),
+    Plant(
+        "up_in_the_other_blocks_rows",
+        "b_half = b_at + half * product_rows() * row_bytes()",
+        "b_half = b_at + half * MMA_N * row_bytes()",
+        sim.NotAwaited,
+        "tensor load of a pair",
+        "HALVES",
+    ),
+    Plant(
+        "scales_of_up_not_expected",
+        "of_scales = SCALE_TILE * scale_groups() * (1 + halves() * right_scale_tiles())",
+        "of_scales = SCALE_TILE * scale_groups() * (1 + right_scale_tiles())",
+        sim.NotAwaited,
+        "tcgen05.cp reads",
+        "HALVES",
     ),
     # Copies
     Plant(
@@ -543,38 +648,43 @@ def changed(row: Plant | None) -> types.ModuleType:
     return module
 
 
+def kernel_of(case: Case, module: types.ModuleType) -> Any:
+    """A module's kernel for a case."""
+    grouped = "" if isinstance(case.rows, int) else "grouped_"
+    name = f"{grouped}matmul_sm100{'_pair' * case.paired}_kernel"
+    return getattr(module, name)()
+
+
 def simulate(case: Case, module: types.ModuleType, schedule: Any = "round_robin") -> Any:
     """Run a case by a module's kernel, with a ring of two stages: (result, golden result)."""
     a, b, options = operands(case)
-    expected = np.asarray(nvfp4.matmul(a, b, **options))
+    function = nvfp4.matmul if isinstance(case.rows, int) else nvfp4.grouped_matmul
+    expected = np.asarray(function(a, b, **options))
     launches: list[Launch] = []
     with (
         planned(case.tile, case.blocks, case.swap, case.paired),
         nvfp4.simulate("sm_100a") as machine,
     ):
         machine.record = launches.append
-        nvfp4.matmul(a, b, **options)
+        function(a, b, **options)
     (launch,) = launches
     constants = {**dict(launch.program.constants), "STAGES": STAGES}
-    kernel = module.matmul_sm100_pair_kernel() if case.paired else module.matmul_sm100_kernel()
-    program = kernel.program(**constants)
+    program = kernel_of(case, module).program(**constants)
     program = dataclasses.replace(program, functions=launch.program.functions)
     names = ("KIND", "TILE_N", "TILE_K", "STAGES", "PAIR")
-    function = pair_shared_bytes if case.paired else shared_bytes
-    size = function(*(constants[name] for name in names))
+    size = (pair_shared_bytes if case.paired else shared_bytes)(*(constants[n] for n in names))
     launch = dataclasses.replace(launch, program=program, shared_bytes=size)
     out = np.full(expected.shape, np.nan, np.float32)
     buffers = {
         "a_codes": a.codes, "a_scales": a.scales, "a_decode": a.decode_scale,
         "b_codes": b.codes, "b_scales": b.scales, "b_decode": b.decode_scale, "out": out,
+        **{name: options.get(name) for name in ("row_offsets", "expert_ids", "row_indices")},
+        "tile_starts": a.tile_starts,
     }  # fmt: skip
     with nvfp4.simulate("sm_100a", schedule=schedule) as machine:
         machine.spin_limit = 500
-        run(
-            [launch],
-            {k: as_array(v, k) for k, v in buffers.items()} | {"alpha": 1.0},
-            machine=machine,
-        )
+        given = {k: None if v is None else as_array(v, k) for k, v in buffers.items()}
+        run([launch], given | {"alpha": 1.0}, machine=machine)
     return out, expected
 
 
