@@ -9,7 +9,8 @@ import pytest
 
 from nvfp4 import plans
 from nvfp4.bench import quantize_kernels
-from nvfp4.plans_tma import WAYS
+from nvfp4.bench.shapes import GroupedShape
+from nvfp4.plans_tma import GROUPED_WAYS, WAYS
 from nvfp4.program import Program
 
 from .pretended import Card
@@ -19,13 +20,17 @@ def test_each_kernel_is_timed_and_checked(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setattr(quantize_kernels, "SHAPES", ((3, 96),))
+    monkeypatch.setattr(quantize_kernels, "GROUPED_SHAPES", (GroupedShape(2, 4, 96),))
+    monkeypatch.setattr(quantize_kernels, "buffers", lambda _: 2)
     monkeypatch.setattr(quantize_kernels, "rotations", lambda _: 2)
     monkeypatch.setattr(quantize_kernels, "find_device", Card)
     monkeypatch.setattr(quantize_kernels, "build_ahead", lambda _: None)
     quantize_kernels.main(["--rounds", "1"])
     lines = capsys.readouterr().out.splitlines()
-    # A heading, a copy, and each kernel with and without an encode scale.
-    assert len(lines) == 2 + 2 * (1 + len(WAYS))
+    # A heading, a copy, and each kernel with and without an encode scale; the grouped ones with.
+    assert len(lines) == 2 + 2 * (1 + len(WAYS)) + 1 + 1 + len(GROUPED_WAYS)
+    for name in ("grouped-stream", *(f"grouped-tma-{way}" for way in GROUPED_WAYS)):
+        assert sum(f" {name} " in line for line in lines) == 1
     for name in ("stream", *(f"tma-{way}" for way in WAYS)):
         assert sum(f" {name} " in line for line in lines) == 2
     assert plans._TMA == ""
@@ -36,6 +41,7 @@ def test_everything_is_built_ahead(monkeypatch: pytest.MonkeyPatch, tmp_path: pa
     monkeypatch.setattr(quantize_kernels, "current_device", lambda: 0)
     monkeypatch.setattr(quantize_kernels.launch, "architecture", lambda _: "sm_90a")
     monkeypatch.setattr(quantize_kernels, "SHAPES", ((256, 128),))
+    monkeypatch.setattr(quantize_kernels, "GROUPED_SHAPES", (GroupedShape(2, 4, 96),))
     wanted = []
     monkeypatch.setattr(quantize_kernels, "_build", wanted.append)
 
@@ -50,9 +56,10 @@ def test_everything_is_built_ahead(monkeypatch: pytest.MonkeyPatch, tmp_path: pa
             return [None] * len(arches)
 
     monkeypatch.setattr(quantize_kernels, "ProcessPoolExecutor", Pool)
-    quantize_kernels.build_ahead(["stream", "tma-1", "tma-2w"])
+    quantize_kernels.build_ahead(["stream", "tma-1", "tma-2w", "grouped-stream", "grouped-tma-k4"])
     names = sorted(one.kernel.name for one in wanted)
-    assert names == 2 * ["quantize_stream"] + 4 * ["quantize_tma"] + ["write_tensor_map"]
+    assert names[:2] == ["grouped_quantize_tma", "grouped_stream"]
+    assert names[2:] == 2 * ["quantize_stream"] + 4 * ["quantize_tma"] + ["write_tensor_map"]
     assert pickle.loads(pickle.dumps(wanted)) == wanted
 
 
