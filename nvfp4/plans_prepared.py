@@ -56,7 +56,6 @@ def decode(
     """
     _check_pairs(constants, columns)
     _check_groups(groups)
-    _check_result(constants)
     cut = tile(constants, rows, columns, depth, groups, processors)
     if capability(arch)[0] >= 12:
         # Its code needs a few registers more: with four blocks some were spilled.
@@ -69,6 +68,7 @@ def decode(
         "TEAM": cut.team,
         "STRIPES": cut.stripes,
         "SLOTS": cut.slots,
+        "PASSES": passes(constants),
         "EVEN": steps % (cut.team * cut.slots) == 0,
         "WHOLE": depth % 64 == 0,
         "THREADS": 32 * cut.warps,
@@ -76,10 +76,11 @@ def decode(
     }
     if groups is None:
         own |= {"OFFSETS": "int32", "IDS": "none", "INDICES": "none", "A_STARTS": "none"}
+        own["STARTS"] = "none"
     given = {**constants, **own}
     program = kernel.program(**{name: given[name] for name in kernel.constants})
     chunks = min(ceil_div(rows, cut.chunk) + (groups or 0), rows)
-    items = max(1, chunks * ceil_div(ceil_div(columns, 16), cut.stripes))
+    items = max(1, chunks * ceil_div(ceil_div(columns, 16), cut.stripes * passes(constants)))
     grid = min(ceil_div(items, cut.warps // cut.team), processors * cut.resident)
     shared = shared_bytes(chunk=cut.chunk, warps=cut.warps, stripes=cut.stripes, groups=groups)
     return Launch(
@@ -90,15 +91,6 @@ def decode(
         args,
         programmatic=capability(arch) >= (9, 0),
     )
-
-
-def _check_result(constants: Mapping[str, Any]) -> None:
-    """Results are plain."""
-    if constants["OUTPUT"] == "codes":
-        raise UnsupportedError(
-            "out_dtype must be bfloat16, float16 or float32 with prepared weights; got a block "
-            "format: quantise the result, or pass the weights that they were made of"
-        )
 
 
 def _check_groups(groups: int | None) -> None:
@@ -127,6 +119,8 @@ MANY_ROWS = 14
 #: Rows of a tile that registers allow: as many as there can be, and of a quantised A.
 MOST_TOKENS = 144
 MOST_TOKENS_QUANTIZED = 128
+#: The same where the result is quantised.
+MOST_TOKENS_CODES = 128
 #: Stages of rows in shared memory that are worth their room.
 MOST_STAGES = 10
 
@@ -156,7 +150,6 @@ def prefill(
     """
     _check_pairs(constants, columns)
     _check_groups(groups)
-    _check_result(constants)
     mean = rows / (groups or 1)
     many = MANY_ROWS
     if groups is None:
@@ -165,6 +158,8 @@ def prefill(
         return None
     halves = constants["PAIR"] == "halves"
     most = MOST_TOKENS if constants["A_ELEMENT"] == "none" else MOST_TOKENS_QUANTIZED
+    if constants["OUTPUT"] == "codes":
+        most = min(most, MOST_TOKENS_CODES)
     tokens = tokens_of(mean, groups, most)
     stripes = 2
     step = 512 if constants["B_ELEMENT"] == "e2m1" else 1024
@@ -185,6 +180,7 @@ def prefill(
     }
     if groups is None:
         own |= {"OFFSETS": "int32", "IDS": "none", "INDICES": "none", "A_STARTS": "none"}
+        own["STARTS"] = "none"
     given = {**constants, **own}
     program = kernel.program(**{name: given[name] for name in kernel.constants})
     chunks = min(ceil_div(rows, tokens) + (groups or 0), rows)
@@ -211,6 +207,19 @@ def tokens_of(mean: float, groups: int | None, most_tokens: int) -> int:
     most = mean if groups is None else mean + 1.4 * math.sqrt(mean)
     tiles = math.ceil(most / most_tokens)
     return max(16, min(most_tokens, ceil_div(math.ceil(most / tiles), 8) * 8))
+
+
+def passes(constants: Mapping[str, Any]) -> int:
+    """Passes of an item of ``kernels.matmul_decode``: two where pairs make blocks of 32 columns."""
+    if constants["OUTPUT"] != "codes" or constants["PAIR"] == "none":
+        return 1
+    return 2 if constants["SCALE"] == "e8m0" else 1
+
+
+def whole_blocks(constants: Mapping[str, Any]) -> bool:
+    """Whether an item must have two stripes, to have whole blocks of a quantised result."""
+    pairs, small = constants["PAIR"] != "none", constants["SCALE"] == "e4m3"
+    return constants["OUTPUT"] == "codes" and (pairs or not small)
 
 
 class Cut(NamedTuple):
@@ -261,12 +270,12 @@ def tile(
         ceil_div(rows, chunk) if groups is None else min(rows, ceil_div(rows, chunk) + groups // 2)
     )
     best = (0.0, 1, 1)
-    for stripes in (2,) if halves or many else (1, 2):
+    for stripes in (2,) if halves or many or whole_blocks(constants) else (1, 2):
         warps = 8 * _resident(chunk, stripes, constants) * processors
         for team in (8, 4, 2, 1):
             if team > 1 and steps < 4 * team:
                 continue
-            items = chunks * ceil_div(ceil_div(columns, 16), stripes)
+            items = chunks * ceil_div(ceil_div(columns, 16), stripes * passes(constants))
             places = warps // team
             # How full the last round is, and a little for reading rows of A half as often.
             filled = items / (ceil_div(items, places) * places)
@@ -281,7 +290,8 @@ def tile(
 def _resident(chunk: int, stripes: int, constants: Mapping[str, Any]) -> int:
     """Blocks of a multiprocessor for which there are registers."""
     plain = constants["A_ELEMENT"] == "none" and constants["INPUT"] == "bfloat16"
-    if not plain or chunk == 16:
-        return 2
+    codes = constants["OUTPUT"] == "codes"
+    if not plain or chunk == 16 or (codes and stripes == 2):
+        return 1 if codes and not plain else 2
     most = 3 if stripes == 2 else 4
     return most if constants["B_ELEMENT"] == "e2m1" else most - 1

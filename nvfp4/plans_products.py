@@ -124,7 +124,10 @@ def matmul(
             _row_units(a_format, depth, a_row_stride),
         )
         numbers += (0, 1, ceil_div(rows, TILE_ROWS))
-        return _prepared(arch, constants, a_format, alpha, epilogue, indices, numbers, processors)
+        result = _prepared_result(out_dtype, 0)
+        return _prepared(
+            arch, constants, a_format, alpha, epilogue, indices, numbers, processors, result
+        )
     program = _with_epilogue(matmul_kernel(_dtypes(epilogue)).program(**constants), epilogue)
     high, wide = _result_extent(rows, columns, out_dtype, out_layout, epilogue)
     block = block_for(wide, high, _smallest_row(out_dtype))
@@ -279,7 +282,9 @@ def grouped_matmul(
         )
         numbers += (groups, experts, allocated_tiles(rows, groups) if a_tiles is None else a_tiles)
         return _prepared(
-            arch, constants, a_format, alpha, epilogue, indices, numbers, processors, grouped=True
+            *(arch, constants, a_format, alpha, epilogue, indices, numbers, processors),
+            _prepared_result(out_dtype, out_tiles or 0),
+            grouped=True,
         )
     kernel = grouped_matmul_kernel(_dtypes(epilogue))
     program = _with_epilogue(kernel.program(**constants), epilogue)
@@ -340,17 +345,19 @@ def _prepared(
     indices: tuple[str, ...],
     numbers: tuple[int, ...],
     processors: int,
+    result: tuple[int | str, ...],
     *,
     grouped: bool = False,
 ) -> Launches:
-    """A product with prepared weights; `numbers` as the kernels have them."""
+    """A product with prepared weights; `numbers` and `result` as the kernels have them."""
     args = (
         *_operand_names(a_format),
         *indices,
         *_alpha_arguments(alpha),
-        "out",
+        result[0],
         *_epilogue_names(epilogue),
         *numbers,
+        *result[1:],
     )
     _, rows, columns, depth, _, groups, _, _ = numbers
     shape: dict[str, Any] = {
@@ -368,6 +375,13 @@ def _prepared(
         kernel = matmul_decode_kernel(_dtypes(epilogue))
         launch = plans_prepared.decode(arch, constants, **shape, kernel=kernel, args=args)
     return (replace(launch, program=_with_epilogue(launch.program, epilogue)),)
+
+
+def _prepared_result(out_dtype: str, out_tiles: int) -> tuple[int | str, ...]:
+    """Arguments of the result in a product with prepared weights."""
+    out, *more = _result_names(out_dtype)
+    starts = "out_tile_starts" if out_dtype in FORMATS else "b_codes"
+    return (out, *more, starts, out_tiles)
 
 
 def _operand_constants(

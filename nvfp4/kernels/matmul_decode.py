@@ -9,12 +9,16 @@ on the other rows nor on the grid. Blocks stay, and take every gridDim.x-th item
 Matrices whose scales could not be rebased, and blocks of A with scales that bfloat16 does not hold,
 are multiplied one element after the other, as ``matmul_naive`` does.
 
-Constraints: ALIGNED; B prepared (docs/decisions.md D13); rows below 2^31; OUTPUT is not "codes";
-with PAIR "halves", half of the columns a multiple of 16. Grid: any number of blocks. Shared memory:
-:func:`shared_bytes`.
+A quantised result is made of items as wide as a block at least. Where two halves of an item make 16
+columns only, and a block is one of 32, an item has two PASSES, whose sums wait side by side.
 
-Compile-time constants: those of ``grouped_matmul_naive`` for operands and epilogue; GROUPED; CHUNK,
-rows of A of an item, 8 or 16; WARPS; WHOLE, whether the depth is a multiple of 64.
+Constraints: ALIGNED; B prepared (docs/decisions.md D13); rows below 2^31; with PAIR "halves", half
+of the columns a multiple of 16; quantised, the columns of the result are a multiple of its block,
+and an item has a whole block. Grid: any number of blocks. Shared memory: :func:`shared_bytes`.
+
+Compile-time constants: those of ``grouped_matmul_naive`` for operands, epilogue and result;
+GROUPED; CHUNK, rows of A of an item, 8 or 16; WARPS; WHOLE, whether the depth is a multiple of 64;
+PASSES, 2 where pairs (and STRIPES 2) make blocks of 32.
 """
 
 from __future__ import annotations
@@ -44,6 +48,7 @@ from ..ptx.arith import (
     shr_u32,
     sub_u32,
     u32_of_i64,
+    xor_u32,
 )
 from ..ptx.control import bar_sync, griddepcontrol_launch_dependents, griddepcontrol_wait
 from ..ptx.memory import ld_shared_f32, ld_shared_u32, shared_base, st_shared_f32, st_shared_u32
@@ -54,6 +59,7 @@ from .elements import store_one
 from .groups import source_row
 from .matmul_naive import grouped_matmul_kernel
 from .mma_tiles import lower_half, upper_half
+from .prepared_codes import blank_rest, first_scale_row, put_value
 from .prepared_items import (
     blank_rows_of_none,
     decode_of_matrix,
@@ -94,6 +100,8 @@ SLOTS = 4
 TEAM = 8
 STRIPES = 1
 EVEN = True
+PASSES = 1
+OUTPUT = "bfloat16"
 
 ZERO = np.float32(0.0)
 #: Floats from one row of A to the next in what a warp leaves in shared memory: 16 would make four
@@ -281,8 +289,17 @@ def meet(team):
         bar_sync(add_u32(team, 1), TEAM * 32)
 
 
-def width_of_item():
-    """Columns of the result of an item."""
+def at_pass(here, number):
+    """An item as one pass over its columns has it."""
+    if PASSES == 1:
+        return here
+    else:
+        expert, owner, first, count, block, tile_row = here
+        return expert, owner, first, count, add_u32(shl_u32(block, 1), number), tile_row
+
+
+def width_of_pass():
+    """Columns of the result of a pass over an item."""
     if PAIR == "interleaved":
         return 8 * STRIPES
     elif PAIR == "halves":
@@ -291,7 +308,34 @@ def width_of_item():
         return 16 * STRIPES
 
 
-def finish(to, base, a_rows, factors, here, columns, index):
+def width_of_item():
+    """Columns of the result of an item."""
+    return PASSES * width_of_pass()
+
+
+def sums_of(bases, local, n):
+    """The sum of a column `n` of the item for a row of A; of pairs also that of up.
+
+    `bases` are where the sums of the first and of the last pass are.
+    """
+    base = bases[0]
+    if PASSES == 2:
+        base = select_u32(lt_u32(n, width_of_pass()), base, bases[1])
+        n = and_u32(n, width_of_pass() - 1)
+    if PAIR == "interleaved":
+        at = shl_u32(n, 1)
+        s0 = total(base, local, shr_u32(at, 4), and_u32(at, 15))
+        s1 = total(base, local, shr_u32(at, 4), add_u32(and_u32(at, 15), 1))
+    elif PAIR == "halves":
+        s0 = total(base, local, 0, n)
+        s1 = total(base, local, 1, n)
+    else:
+        s0 = total(base, local, shr_u32(n, 4), and_u32(n, 15))
+        s1 = s0
+    return s0, s1
+
+
+def finish(to, bases, a_rows, factors, here, columns, index):
     """Add up what the warps have left of an item, and store the results."""
     expert, owner, first, count, block, _ = here
     row_indices, input_rows = a_rows
@@ -309,24 +353,51 @@ def finish(to, base, a_rows, factors, here, columns, index):
             if source < 0:
                 store_one(to[0], row * width + column, ZERO)
             else:
-                if PAIR == "interleaved":
-                    at = shl_u32(n, 1)
-                    s0 = total(base, local, shr_u32(at, 4), and_u32(at, 15))
-                    s1 = total(base, local, shr_u32(at, 4), add_u32(and_u32(at, 15), 1))
-                elif PAIR == "halves":
-                    s0 = total(base, local, 0, n)
-                    s1 = total(base, local, 1, n)
-                else:
-                    s0 = total(base, local, shr_u32(n, 4), and_u32(n, 15))
-                    s1 = s0
+                s0, s1 = sums_of(bases, local, n)
                 of_range = i64_of_u32(owner)
                 v = final_value(to, row, column, columns, expert, s0, s1, factors, source, of_range)
                 store_one(to[0], row * width + column, v)
         i = add_u32(i, TEAM * 32)
 
 
+def finish_codes(to, codes, ranges, bases, a_rows, factors, here, columns, index):
+    """The same where the result is quantised: the lanes of a block are beside each other."""
+    expert, owner, first, count, block, _ = here
+    row_indices, input_rows = a_rows
+    width = result_columns(columns)
+    scale_row = first_scale_row(codes, ranges, owner, first)
+    i = index
+    while lt_u32(i, CHUNK * width_of_item()):
+        local = div_u32(i, width_of_item())
+        n = and_u32(i, width_of_item() - 1)
+        column = i64_of_u32(add_u32(mul_u32(block, width_of_item()), n))
+        row = i64_of_u32(add_u32(first, local))
+        write = lt_u32(local, count) and column < width
+        source = -1
+        if write and expert >= 0:
+            source = source_row(row_indices, row, input_rows)
+        v = ZERO
+        if source >= 0:
+            s0, s1 = sums_of(bases, local, n)
+            of_range = i64_of_u32(owner)
+            v = final_value(to, row, column, columns, expert, s0, s1, factors, source, of_range)
+        put_value(codes, to[0], row, column, width, v, write, scale_row + i64_of_u32(local))
+        i = add_u32(i, TEAM * 32)
+
+
 def repeat_slowly(
-    to, a_rows, operands, alpha, alpha_number, a_decode, here, columns, index, everything
+    to,
+    codes,
+    ranges,
+    a_rows,
+    operands,
+    alpha,
+    alpha_number,
+    a_decode,
+    here,
+    columns,
+    index,
+    everything,
 ):
     """Write an item one product after the other if its matrix is plain, or `everything` must be."""
     expert, owner, first, count, block, tile_row = here
@@ -348,6 +419,7 @@ def repeat_slowly(
                 source = -1
                 if lt_u32(local, count) and column < width:
                     source = source_row(row_indices, row, input_rows)
+                v = ZERO
                 if source >= 0:
                     scale_row = scale_row_of(source, tile_row, local)
                     given = (a, a_scales, b, b_scales, depth, a_stride, scale_row)
@@ -355,7 +427,11 @@ def repeat_slowly(
                     v = slow_value(
                         to, row, column, columns, expert, factors, source, of_range, given
                     )
-                    store_one(to[0], row * width + column, v)
+                    if OUTPUT != "codes":
+                        store_one(to[0], row * width + column, v)
+                if OUTPUT == "codes":
+                    result_row = first_scale_row(codes, ranges, owner, first) + i64_of_u32(local)
+                    put_value(codes, to[0], row, column, width, v, source >= 0, result_row)
                 i = add_u32(i, TEAM * 32)
 
 
@@ -385,6 +461,10 @@ def matmul_decode(
     groups,
     experts,
     tiles,
+    out_scales,
+    out_decode,
+    out_tile_starts,
+    out_tiles,
 ):
     griddepcontrol_wait()
     griddepcontrol_launch_dependents()
@@ -403,6 +483,8 @@ def matmul_decode(
         apart = mul_u32(across, steps)
     elif STRIPES == 2:
         across = shr_u32(add_u32(row_blocks, 1), 1)
+    if PASSES == 2:
+        across = shr_u32(across, 1)  # an even number: the columns of the result fill blocks of 32
     if GROUPED:
         base = add_u32(table, u32_of_i64(table_bytes(groups)))
         make_table(row_offsets, groups, rows, table, base, thread)
@@ -422,6 +504,7 @@ def matmul_decode(
     x_first = i64_of_u32(add_u32(shl_u32(first_step, 6), shl_u32(and_u32(lane, 3), 3)))
     index = sub_u32(thread, mul_u32(team, TEAM * 32))
     to = (out, b_decode, e0, e1, e2, e3)
+    codes = (out_scales, out_decode, out_tile_starts, out_tiles)
     a_rows = (row_indices, input_rows)
     ranges = (expert_ids, tile_starts, table, groups, experts, tiles, rows)
     # Scratch of the table is used no more: all threads have met behind it.
@@ -432,7 +515,8 @@ def matmul_decode(
     if lt_u32(item, items):
         # Weights are always on their way: a step's registers take a later step's as soon as they
         # are used, those of the next item while the sums of this one are made ready.
-        run = run_of(locate(item, across, ranges, lane), matrix, steps, first_step)
+        here = at_pass(locate(item, across, ranges, lane), 0)
+        run = run_of(here, matrix, steps, first_step)
         q0, s0, r0, t0 = load_stripes(b, b_scales, run, apart, last, 0, lane)
         q1, s1, r1, t1 = load_stripes(b, b_scales, run, apart, last, 1, lane)
         q2, s2, r2, t2 = q0, s0, r0, t0
@@ -441,9 +525,11 @@ def matmul_decode(
             q2, s2, r2, t2 = load_stripes(b, b_scales, run, apart, last, 2, lane)
         if SLOTS >= 4:
             q3, s3, r3, t3 = load_stripes(b, b_scales, run, apart, last, 3, lane)
+    turns = sub_u32(item, item)  # passes made of the item
     again = sub_u32(item, item)  # 1: a matrix is plain; 3: also rows have extreme scales
     while lt_u32(item, items):
-        here = locate(item, across, ranges, lane)
+        whole = locate(item, across, ranges, lane)
+        here = at_pass(whole, turns)
         expert, _, first, count, _, tile_row = here
         rebase = ZERO
         of_matrix = ZERO
@@ -457,7 +543,10 @@ def matmul_decode(
             row1 = row_of_item(a_rows, add_u32(g, 8), count, first, tile_row, a_stride)
         run = run_of(here, matrix, steps, first_step)
         following = min_u32(add_u32(item, beyond), sub_u32(items, 1))
-        after = run_of(locate(following, across, ranges, lane), matrix, steps, first_step)
+        if PASSES == 2:
+            following = select_u32(eq_u32(turns, 0), item, following)
+        following_here = at_pass(locate(following, across, ranges, lane), xor_u32(turns, 1))
+        after = run_of(following_here, matrix, steps, first_step)
         c0 = (ZERO, ZERO, ZERO, ZERO)
         c1 = c0
         d0 = c0
@@ -521,12 +610,22 @@ def matmul_decode(
         if may_be_extreme():
             extreme = some_flag(turn)
         factors = (alpha, alpha_number, a_decode, rebase, of_matrix)
-        finish(to, turn, a_rows, factors, here, columns, index)
+        if OUTPUT != "codes":
+            finish(to, (turn, turn), a_rows, factors, here, columns, index)
+        elif PASSES == 1:
+            finish_codes(to, codes, ranges, (turn, turn), a_rows, factors, here, columns, index)
+        elif ne_u32(turns, 0):
+            finish_codes(to, codes, ranges, (other, turn), a_rows, factors, whole, columns, index)
+            meet(team)  # both places of sums have been read, and the next pass takes one
         slowly = extreme | ((expert >= 0) & (rebase == ZERO))
         again = or_u32(again, select_u32(slowly, select_u32(extreme, 3, 1), 0))
         # The next item leaves its sums elsewhere; the one after it behind another barrier.
         turn, other = other, turn
-        item = add_u32(item, beyond)
+        if PASSES == 1:
+            item = add_u32(item, beyond)
+        else:
+            item = add_u32(item, select_u32(eq_u32(turns, 0), 0, beyond))
+            turns = xor_u32(turns, 1)
     if ne_u32(again, 0):
         # What cannot be right is written again. Here, where no register is short.
         item = add_u32(mul_u32(u32_of_i64(cuda.blockIdx.x), WARPS // TEAM), team)
@@ -535,6 +634,8 @@ def matmul_decode(
             here = locate(item, across, ranges, lane)
             repeat_slowly(
                 to,
+                codes,
+                ranges,
                 a_rows,
                 operands,
                 alpha,
@@ -546,7 +647,9 @@ def matmul_decode(
                 eq_u32(again, 3),
             )
             item = add_u32(item, beyond)
-    if GROUPED:
+    if OUTPUT == "codes":
+        blank_rest(codes, out, table, groups, rows, result_columns(columns))
+    elif GROUPED:
         blank_rows_of_none(out, table, groups, rows, result_columns(columns))
 
 
@@ -559,18 +662,22 @@ def shared_bytes(*, chunk: int, warps: int, stripes: int, groups: int | None) ->
     return table + 2 * warps * stripes * chunk * PITCH * 4
 
 
+#: Types of what a quantised result adds to the arguments: scales, decode scale, tile starts, tiles.
+CODES_PARAMETERS = ("u8*", "f32*", "u8*", "i64")
 _SHARED_WITH_NAIVE = (
     *("A_ELEMENT", "A_SCALE", "A_LAYOUT", "B_ELEMENT", "B_SCALE", "INPUT"),
     *("ALPHA", "DECODE_A", "DECODE_B", "PAIR", "OFFSETS", "IDS", "INDICES", "A_STARTS"),
+    *("OUTPUT", "ELEMENT", "SCALE", "LAYOUT", "STARTS", "ROUNDING", "UNIT"),
 )
 _HERE = {
-    "OUTPUT": ("bfloat16", "float16", "float32"),
+    "A_SCALE": ("e4m3", "e8m0", "none"),
     "GROUPED": (True, False),
     "CHUNK": (8, 16),
     "WARPS": tuple(range(1, 17)),
     "TEAM": tuple(range(1, 17)),
     "STRIPES": (1, 2),
     "SLOTS": (2, 3, 4),
+    "PASSES": (1, 2),
     "EVEN": (True, False),
     "WHOLE": (True, False),
     "THREADS": tuple(range(32, 513, 32)),
@@ -586,7 +693,7 @@ def matmul_decode_kernel(arrays: tuple[str, ...] = ()) -> Kernel:
     return Kernel(
         "matmul_decode",
         matmul_decode,
-        (*operands, "u8*", *rest[:-1]),
+        (*operands, "u8*", *rest[:-1], *CODES_PARAMETERS),
         {name: like.constants[name] for name in _SHARED_WITH_NAIVE} | _HERE,
     )
 
@@ -605,12 +712,17 @@ def variant(
         **{"ALPHA": "value", "DECODE_A": "none", "DECODE_B": "batch", "PAIR": "none"},
         **{"OFFSETS": "int32", "IDS": "none", "INDICES": "int32", "A_STARTS": "none"},
         **{"OUTPUT": "bfloat16", "GROUPED": True, "CHUNK": chunk, "WARPS": warps, "WHOLE": True},
-        **{"TEAM": warps, "STRIPES": 1, "SLOTS": 4, "EVEN": True},
+        **{"TEAM": warps, "STRIPES": 1, "SLOTS": 4, "EVEN": True, "PASSES": 1},
+        **{"ELEMENT": "e2m1", "SCALE": "e8m0", "LAYOUT": "linear", "STARTS": "none"},
+        **{"ROUNDING": "rceil", "UNIT": True},
         **{"THREADS": warps * 32, "BLOCKS_PER_SM": 32 // warps if chunk == 8 else 24 // warps},
         **more,
     }
 
 
+#: Constants of a quantised result whose blocks are of 32 columns.
+CODES_VARIANT: dict = {"OUTPUT": "codes", "ELEMENT": "e4m3", "LAYOUT": "tcgen", "STARTS": "int32"}
+_NVFP4_CODES = CODES_VARIANT | {"ELEMENT": "e2m1", "SCALE": "e4m3", "STARTS": "none"}
 _QUANTIZED_A: dict = {"A_ELEMENT": "e4m3", "A_LAYOUT": "tcgen", "DECODE_A": "group", "IDS": "int32"}
 VARIANTS = {
     "matmul_decode": (
@@ -620,5 +732,12 @@ VARIANTS = {
         variant("mxfp8_e4m3", GROUPED=False, DECODE_B="scalar", SLOTS=2, BLOCKS_PER_SM=3),
         variant("mxfp8_e5m2", "float16", EVEN=False, PAIR="interleaved", SLOTS=2, BLOCKS_PER_SM=2),
         variant(INDICES="none", PAIR="halves", STRIPES=2, SLOTS=2, **_QUANTIZED_A, BLOCKS_PER_SM=1),
+        variant(SLOTS=2, **_NVFP4_CODES, ARCHITECTURES=("sm_90a",)),
+        variant(
+            **{"chunk": 16, "PAIR": "interleaved", "PASSES": 2, "EVEN": False},
+            **{"STRIPES": 2, "SLOTS": 2, "BLOCKS_PER_SM": 2},
+            **CODES_VARIANT,
+            ARCHITECTURES=("sm_80", "sm_90a", "sm_100a", "sm_120a"),
+        ),
     ),
 }

@@ -8,7 +8,8 @@ Four producer warps bring the rows of A, gathered, dequantised, in the weights' 
 in shared memory. Producers and consumers go over the same items by themselves; full and empty
 stages are told by mbarriers, so loads for the next item begin while the last one is written.
 
-Sums go through shared memory, 32 rows of A at a time, so that results are stored along rows.
+Sums go through shared memory, 32 rows of A at a time, so that results are stored along rows, or
+quantised: the lanes of a block of columns have it side by side.
 
 What bfloat16 cannot hold is multiplied again as in ``matmul_decode``.
 
@@ -96,7 +97,9 @@ from ..ptx.wgmma import (
 from .activations import chunk, may_be_extreme
 from .elements import store_one
 from .groups import source_row
+from .matmul_decode import CODES_PARAMETERS, CODES_VARIANT
 from .matmul_naive import grouped_matmul_kernel
+from .prepared_codes import blank_rest, first_scale_row, put_four, put_value
 from .prepared_items import (
     blank_rows_of_none,
     decode_of_matrix,
@@ -567,6 +570,35 @@ def four_sums(base, stripe, local, n):
     )
 
 
+def four_values(to, base, row, column, columns, expert, factors, source, of_range, inside, n):
+    """Values of four neighbouring columns, of sums; zeros beyond the columns."""
+    if PAIR == "interleaved":
+        s = four_sums(base, shr_u32(n, 5), inside, and_u32(shl_u32(n, 1), 63))
+        u = four_sums(base, shr_u32(n, 5), inside, add_u32(and_u32(shl_u32(n, 1), 63), 4))
+        g0, u0, g1, u1 = s[0], s[1], s[2], s[3]
+        g2, u2, g3, u3 = u[0], u[1], u[2], u[3]
+    elif PAIR == "halves":
+        s = four_sums(base, 0, inside, n)
+        u = four_sums(base, 1, inside, n)
+        g0, g1, g2, g3 = s[0], s[1], s[2], s[3]
+        u0, u1, u2, u3 = u[0], u[1], u[2], u[3]
+    else:
+        s = four_sums(base, shr_u32(n, 6), inside, and_u32(n, 63))
+        g0, g1, g2, g3 = s[0], s[1], s[2], s[3]
+        u0, u1, u2, u3 = g0, g1, g2, g3
+    v0, v1, v2, v3 = ZERO, ZERO, ZERO, ZERO
+    width = result_columns(columns)
+    if column < width:
+        v0 = final_value(to, row, column, columns, expert, g0, u0, factors, source, of_range)
+    if column + 1 < width:
+        v1 = final_value(to, row, column + 1, columns, expert, g1, u1, factors, source, of_range)
+    if column + 2 < width:
+        v2 = final_value(to, row, column + 2, columns, expert, g2, u2, factors, source, of_range)
+    if column + 3 < width:
+        v3 = final_value(to, row, column + 3, columns, expert, g3, u3, factors, source, of_range)
+    return v0, v1, v2, v3
+
+
 def store_piece(to, base, a_rows, factors, here, columns, piece, group, index):
     """Store the results of a piece whose sums the warpgroup has left at `base`."""
     expert, owner, first, count, block, _ = here
@@ -588,45 +620,45 @@ def store_piece(to, base, a_rows, factors, here, columns, piece, group, index):
             if source < 0:
                 store_four(to, row, column, columns, ZERO, ZERO, ZERO, ZERO)
             else:
-                if PAIR == "interleaved":
-                    s = four_sums(base, shr_u32(n, 5), inside, and_u32(shl_u32(n, 1), 63))
-                    u = four_sums(
-                        base, shr_u32(n, 5), inside, add_u32(and_u32(shl_u32(n, 1), 63), 4)
-                    )
-                    g0, u0, g1, u1 = s[0], s[1], s[2], s[3]
-                    g2, u2, g3, u3 = u[0], u[1], u[2], u[3]
-                elif PAIR == "halves":
-                    s = four_sums(base, 0, inside, n)
-                    u = four_sums(base, 1, inside, n)
-                    g0, g1, g2, g3 = s[0], s[1], s[2], s[3]
-                    u0, u1, u2, u3 = u[0], u[1], u[2], u[3]
-                else:
-                    s = four_sums(base, shr_u32(n, 6), inside, and_u32(n, 63))
-                    g0, g1, g2, g3 = s[0], s[1], s[2], s[3]
-                    u0, u1, u2, u3 = g0, g1, g2, g3
-                v0, v1, v2, v3 = ZERO, ZERO, ZERO, ZERO
-                width = result_columns(columns)
-                if column < width:
-                    v0 = final_value(
-                        to, row, column, columns, expert, g0, u0, factors, source, of_range
-                    )
-                if column + 1 < width:
-                    v1 = final_value(
-                        to, row, column + 1, columns, expert, g1, u1, factors, source, of_range
-                    )
-                if column + 2 < width:
-                    v2 = final_value(
-                        to, row, column + 2, columns, expert, g2, u2, factors, source, of_range
-                    )
-                if column + 3 < width:
-                    v3 = final_value(
-                        to, row, column + 3, columns, expert, g3, u3, factors, source, of_range
-                    )
+                v0, v1, v2, v3 = four_values(
+                    to, base, row, column, columns, expert, factors, source, of_range, inside, n
+                )
                 store_four(to, row, column, columns, v0, v1, v2, v3)
         i = add_u32(i, 128)
 
 
-def repeat_slowly(to, a_rows, operands, scalars, here, columns, group, index, everything):
+def store_piece_codes(to, codes, ranges, base, a_rows, factors, here, columns, piece, group, index):
+    """The same where the result is quantised."""
+    expert, owner, first, count, block, _ = here
+    row_indices, input_rows = a_rows
+    begin = add_u32(mul_u32(block, columns_of_tile()), mul_u32(group, columns_of_group()))
+    of_range = i64_of_u32(owner)
+    width = result_columns(columns)
+    scale_row = first_scale_row(codes, ranges, owner, first)
+    fours = columns_of_group() // 4
+    i = index
+    while lt_u32(i, PIECE * fours):
+        inside = div_u32(i, fours)
+        local = add_u32(inside, piece * PIECE)
+        n = shl_u32(rem_u32(i, fours), 2)
+        row = i64_of_u32(add_u32(first, local))
+        column = i64_of_u32(add_u32(begin, n))
+        write = lt_u32(local, count) and column < width
+        source = -1
+        if write and expert >= 0:
+            source = source_row(row_indices, row, input_rows)
+        v = (ZERO, ZERO, ZERO, ZERO)
+        if source >= 0:
+            v = four_values(
+                to, base, row, column, columns, expert, factors, source, of_range, inside, n
+            )
+        put_four(codes, to[0], row, column, width, v, write, scale_row + i64_of_u32(local))
+        i = add_u32(i, 128)
+
+
+def repeat_slowly(
+    to, codes, ranges, a_rows, operands, scalars, here, columns, group, index, everything
+):
     """Write a warpgroup's part of an item again, one product after the other, where it must be."""
     expert, owner, first, count, block, tile_row = here
     row_indices, input_rows = a_rows
@@ -646,6 +678,7 @@ def repeat_slowly(to, a_rows, operands, scalars, here, columns, group, index, ev
                 source = -1
                 if column < width:
                     source = source_row(row_indices, row, input_rows)
+                v = ZERO
                 if source >= 0:
                     scale_row = scale_row_of(source, tile_row, local)
                     given = (a, a_scales, b, b_scales, depth, a_stride, scale_row)
@@ -653,7 +686,11 @@ def repeat_slowly(to, a_rows, operands, scalars, here, columns, group, index, ev
                     v = slow_value(
                         to, row, column, columns, expert, factors, source, of_range, given
                     )
-                    store_one(to[0], row * width + column, v)
+                    if OUTPUT != "codes":
+                        store_one(to[0], row * width + column, v)
+                if OUTPUT == "codes":
+                    result_row = first_scale_row(codes, ranges, owner, first) + i64_of_u32(local)
+                    put_value(codes, to[0], row, column, width, v, source >= 0, result_row)
                 i = add_u32(i, 128)
 
 
@@ -686,6 +723,10 @@ def matmul_sm90(
     groups,
     experts,
     tiles,
+    out_scales,
+    out_decode,
+    out_tile_starts,
+    out_tiles,
 ):
     griddepcontrol_wait()
     griddepcontrol_launch_dependents()
@@ -722,9 +763,12 @@ def matmul_sm90(
         items = mul_u32(div_u32(add_u32(u32_of_i64(rows), CHUNK - 1), CHUNK), across)
         cuda.syncthreads()
     to = (out, b_decode, e0, e1, e2, e3)
+    codes = (out_scales, out_decode, out_tile_starts, out_tiles)
     a_rows = (row_indices, input_rows)
     ranges = (expert_ids, tile_starts, table, groups, experts, tiles, rows)
-    if GROUPED:
+    if OUTPUT == "codes":
+        blank_rest(codes, out, table, groups, rows, result_columns(columns))
+    elif GROUPED:
         blank_rows_of_none(out, table, groups, rows, result_columns(columns))
     item = u32_of_i64(cuda.blockIdx.x)
     beyond = u32_of_i64(cuda.gridDim.x)
@@ -783,8 +827,8 @@ def matmul_sm90(
         else:
             setmaxnreg_inc(184)
         consume(
-            b, b_scales, to, a_rows, ranges, (alpha, alpha_number, a_decode), item, items, beyond,
-            across, columns, row_blocks, steps, ring, full, empty, warp, lane, flags,
+            b, b_scales, to, codes, a_rows, ranges, (alpha, alpha_number, a_decode), item, items,
+            beyond, across, columns, row_blocks, steps, ring, full, empty, warp, lane, flags,
         )  # fmt: skip
         # What cannot be right is written again. Here, where no register is short.
         bar_sync(3, CONSUMERS + 32 * PRODUCER_WARPS)
@@ -798,13 +842,14 @@ def matmul_sm90(
             while lt_u32(item, items):
                 here = locate(item, across, ranges, lane)
                 repeat_slowly(
-                    to, a_rows, operands, scalars, here, columns, group, index, everything
-                )
+                    to, codes, ranges, a_rows, operands, scalars, here, columns, group, index,
+                    everything,
+                )  # fmt: skip
                 item = add_u32(item, beyond)
 
 
 def consume(
-    b, b_scales, to, a_rows, ranges, scalars, item, items, beyond,
+    b, b_scales, to, codes, a_rows, ranges, scalars, item, items, beyond,
     across, columns, row_blocks, steps, ring, full, empty, warp, lane, flags,
 ):  # fmt: skip
     """What a consumer warp does."""
@@ -930,22 +975,25 @@ def consume(
                 plain = True
         factors = (alpha, alpha_number, a_decode, rebase, of_matrix)
         where = (base, corner, group, index)
-        leave_and_store(to, acc0, acc1, a_rows, factors, here, columns, where, 0, 0)
+        to_codes = (codes, ranges)
+        leave_and_store(to, to_codes, acc0, acc1, a_rows, factors, here, columns, where, 0, 0)
         if CHUNK > 32:
-            leave_and_store(to, acc0, acc1, a_rows, factors, here, columns, where, 1, 32)
+            leave_and_store(to, to_codes, acc0, acc1, a_rows, factors, here, columns, where, 1, 32)
         if CHUNK > 64:
-            leave_and_store(to, acc0, acc1, a_rows, factors, here, columns, where, 2, 64)
+            leave_and_store(to, to_codes, acc0, acc1, a_rows, factors, here, columns, where, 2, 64)
         if CHUNK > 96:
-            leave_and_store(to, acc0, acc1, a_rows, factors, here, columns, where, 3, 96)
+            leave_and_store(to, to_codes, acc0, acc1, a_rows, factors, here, columns, where, 3, 96)
         if CHUNK > 128:
-            leave_and_store(to, acc0, acc1, a_rows, factors, here, columns, where, 4, 128)
+            leave_and_store(to, to_codes, acc0, acc1, a_rows, factors, here, columns, where, 4, 128)
         item = add_u32(item, beyond)
     cp_async_wait_group(0)
     if plain:
         atom_max_shared_u32(add_u32(flags, 4), 1)
 
 
-def leave_and_store(to, acc0, acc1, a_rows, factors, here, columns, where, piece, first: str):
+def leave_and_store(
+    to, to_codes, acc0, acc1, a_rows, factors, here, columns, where, piece, first: str
+):
     """A piece of the results: `first` is its first row of A in the tile."""
     base, corner, group, index = where
     if lt_u32(piece * PIECE, here[3]):
@@ -954,7 +1002,13 @@ def leave_and_store(to, acc0, acc1, a_rows, factors, here, columns, where, piece
         if STRIPES == 2:
             st_shared_acc_columns(add_u32(corner, piece_bytes()), acc1, PITCH, first, PIECE)
         bar_sync(add_u32(group, 1), 128)
-        store_piece(to, base, a_rows, factors, here, columns, piece, group, index)
+        if OUTPUT == "codes":
+            codes, ranges = to_codes
+            store_piece_codes(
+                to, codes, ranges, base, a_rows, factors, here, columns, piece, group, index
+            )
+        else:
+            store_piece(to, base, a_rows, factors, here, columns, piece, group, index)
 
 
 # Kernels -----------------------------------------------------------------------------------------
@@ -976,10 +1030,10 @@ def shared_bytes(
 _SHARED_WITH_NAIVE = (
     *("A_ELEMENT", "A_SCALE", "A_LAYOUT", "B_ELEMENT", "B_SCALE", "INPUT"),
     *("ALPHA", "DECODE_A", "DECODE_B", "PAIR", "OFFSETS", "IDS", "INDICES", "A_STARTS"),
+    *("OUTPUT", "ELEMENT", "SCALE", "LAYOUT", "STARTS", "ROUNDING", "UNIT"),
 )
 _HERE = {
     "INPUT": ("bfloat16",),
-    "OUTPUT": ("bfloat16", "float16", "float32"),
     "GROUPED": (True, False),
     "CHUNK": tuple(range(16, 145, 8)),
     "HALF_TOKENS": tuple(range(8, 73, 4)),
@@ -1000,7 +1054,7 @@ def matmul_sm90_kernel(arrays: tuple[str, ...] = ()) -> Kernel:
     return Kernel(
         "matmul_sm90",
         matmul_sm90,
-        (*operands, "u8*", *rest[:-1]),
+        (*operands, "u8*", *rest[:-1], *CODES_PARAMETERS),
         {name: like.constants[name] for name in _SHARED_WITH_NAIVE} | _HERE,
         architectures=("sm_90a",),
         blocks_per_sm=1,
@@ -1020,7 +1074,8 @@ def variant(b: str = "mxfp4", tokens: int = 128, **more: object) -> dict:
         **{"OFFSETS": "int32", "IDS": "none", "INDICES": "int32", "A_STARTS": "none"},
         **{"OUTPUT": "bfloat16", "GROUPED": True, "CHUNK": tokens, "HALF_TOKENS": tokens // 2},
         **{"STRIPES": 2, "STAGES": 5, "DEPTH": 4, "PENDING": 3, "WHOLE": True},
-        "THREADS": THREADS,
+        **{"ELEMENT": "e2m1", "SCALE": "e8m0", "LAYOUT": "linear", "STARTS": "none"},
+        **{"ROUNDING": "rceil", "UNIT": True, "THREADS": THREADS},
         **more,
     }
 
@@ -1030,5 +1085,6 @@ VARIANTS = {
         variant(),
         variant("nvfp4", 32, DEPTH=8),
         variant("mxfp8_e4m3", 64, GROUPED=False, DECODE_B="scalar", INDICES="none"),
+        variant(PAIR="interleaved", **CODES_VARIANT),
     ),
 }

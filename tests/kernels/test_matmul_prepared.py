@@ -306,9 +306,3 @@ def test_scales_that_are_nan(kernel: str) -> None:
         b = with_scales(weights("nvfp4", 24, 64, scale_layout="linear"), {(9, 2): 127})
         out = check(kernel, integers((5, 64), 25), b)
         assert np.isnan(out[:, 9]).all() and np.isfinite(np.delete(out, 9, 1)).all()
-
-
-def test_a_quantised_result_is_refused_by_name(decode: str) -> None:
-    b = nvfp4.prepare_weights(weights("mxfp4", 32, 64))
-    with nvfp4.simulate(), pytest.raises(nvfp4.UnsupportedError, match="out_dtype must be"):
-        nvfp4.matmul(integers((2, 64), 3), b, out_dtype="mxfp4")
