@@ -11,7 +11,7 @@ from collections.abc import Mapping
 from types import MappingProxyType
 
 from ..program import Program
-from .grouped_quantize import GROUPED_QUANTIZE
+from .grouped_quantize_tma import GROUPED_QUANTIZE_TMA
 from .interleave import INTERLEAVE
 from .matmul_naive import GROUPED_MATMUL, MATMUL
 from .quantize_stream import QUANTIZE_STREAM
@@ -45,10 +45,11 @@ SEEDS: Mapping[str, Program] = MappingProxyType(
             **{"OFFSETS": "uint32", "IDS": "int32", "INDICES": "none"},
             **{"STARTS": "none", "A_STARTS": "none"},
         ),
-        "grouped_quantize_dynamic_scaled_fp4_async_kernel": GROUPED_QUANTIZE.program(
+        "grouped_quantize_dynamic_scaled_fp4_async_kernel": GROUPED_QUANTIZE_TMA.program(
             **_NVFP4,
-            **{"INPUT": "bfloat16", "ALIGNED": True, "LAYOUT": "tcgen", "ENCODE": "expert"},
+            **{"INPUT": "bfloat16", "ENCODE": "expert", "K_TILES": 4, "BLOCKS_PER_SM": 8},
             **{"OFFSETS": "uint32", "IDS": "int32", "INDICES": "none", "STARTS": "int64"},
+            SEARCH="steps",
         ),
         "matmul_dynamic_block_scaled_amd_kernel": MATMUL.program(
             **_PRODUCT, **_operands("e8m0", "linear")

@@ -14,6 +14,7 @@ import nvfp4
 from nvfp4 import compile as compiler
 from nvfp4 import kernels, launch, plans
 from nvfp4.arrays import as_array
+from nvfp4.bench.quantize_kernels import taking
 from nvfp4.cli.main import program as command
 from nvfp4.compat import modular
 from nvfp4.compat.modular._options import element_function
@@ -117,14 +118,15 @@ def flat_mxfp4() -> launch.Launch:
 
 def grouped() -> launch.Launch:
     x = rows_of(3, 10, 64)
-    (one,) = plans.grouped_quantize(
-        ARCH,
-        **{"format": "nvfp4", "dtype": "bfloat16", "input_rows": 10, "rows": 10, "columns": 64},
-        **{"row_stride": 64, "groups": 3, "tiles": 4, "scale_layout": "tcgen", "aligned": True},
-        **{"scale_rounding": "rceil", "encode": "expert", "experts": 2},
-        **{"offsets_dtype": "uint32", "ids_dtype": "int32", "indices_dtype": None},
-        starts_dtype="int64",
-    )
+    with taking("k4"):
+        (one,) = plans.grouped_quantize(
+            ARCH,
+            **{"format": "nvfp4", "dtype": "bfloat16", "input_rows": 10, "rows": 10, "columns": 64},
+            **{"row_stride": 64, "groups": 3, "tiles": 4, "scale_layout": "tcgen", "aligned": True},
+            **{"scale_rounding": "rceil", "encode": "expert", "experts": 2},
+            **{"offsets_dtype": "uint32", "ids_dtype": "int32", "indices_dtype": None},
+            starts_dtype="int64",
+        )
     buffers = {
         "x": aligned(x),
         "codes": aligned(empty((10, 32), np.uint8)),
