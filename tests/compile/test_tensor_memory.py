@@ -14,11 +14,17 @@ import pytest
 from nvfp4 import compile as compiler
 from nvfp4.kernels import variants
 from nvfp4.kernels.matmul_sm100 import ARCHITECTURES, SHARED_LIMIT, shared_bytes, tile_constants
+from nvfp4.kernels.matmul_sm100_pair import pair_constants, pair_shared_bytes
 from nvfp4.program import Program
 
 PROGRAMS = {
     f"{constants['KIND']}-{name}": program
-    for name in ("matmul_sm100", "grouped_matmul_sm100", "matmul_sm100_pair")
+    for name in (
+        "matmul_sm100",
+        "grouped_matmul_sm100",
+        "matmul_sm100_pair",
+        "grouped_matmul_sm100_pair",
+    )
     for program in variants(name)
     for constants in [dict(program.constants)]
 }
@@ -44,6 +50,7 @@ FAST = (
     ("nvf4-matmul_sm100", "sm_100a"),
     ("mxf8-grouped_matmul_sm100", "sm_103a"),
     ("nvf4-matmul_sm100_pair", "sm_100a"),
+    ("mxf8-grouped_matmul_sm100_pair", "sm_103a"),
 )
 CASES = [
     pytest.param(name, arch, marks=() if (name, arch) in FAST else (pytest.mark.slow,))
@@ -79,16 +86,25 @@ def test_its_instructions_are_in_the_machine_code(name: str, arch: str) -> None:
     assert not any(one.startswith("BRA.U.ANY") for one in found)
 
 
+CHOICES = {1: (tile_constants, shared_bytes), 2: (pair_constants, pair_shared_bytes)}
+TILES = [(n, k) for n in (64, 128, 192, 256) for k in (128, 256)]
+
+
 @pytest.mark.parametrize("kind", ["nvf4", "mxf4", "mxf8"])
 @pytest.mark.parametrize("pair", ["none", "halves", "interleaved"])
-@pytest.mark.parametrize("tile", [(64, 128), (128, 256), (192, 256), (256, 256)])
-def test_tiles_leave_room_for_two_stages(kind: str, pair: str, tile: tuple[int, int]) -> None:
+@pytest.mark.parametrize("tile", TILES)
+@pytest.mark.parametrize("blocks", [1, 2])
+def test_tiles_leave_room_for_two_stages(
+    kind: str, pair: str, tile: tuple[int, int], blocks: int
+) -> None:
     if pair == "halves" and tile[0] not in (128, 256):
         return
-    chosen = tile_constants(kind, *tile, pair)
+    made, bytes_of = CHOICES[blocks]
+    chosen = made(kind, *tile, pair)
     # 128 + 256 rows of 256 bytes are 96 KB: legal, and never chosen.
-    assert chosen["STAGES"] >= (1 if kind == "mxf8" and tile == (256, 256) else 2)
-    assert shared_bytes(kind, *tile, chosen["STAGES"], pair) <= SHARED_LIMIT
+    most = kind == "mxf8" and tile == (256, 256) and blocks == 1
+    assert chosen["STAGES"] >= (1 if most else 2)
+    assert bytes_of(kind, *tile, chosen["STAGES"], pair) <= SHARED_LIMIT
     groups = tile[1] // (64 if kind == "nvf4" else 128)
     tiles = 2 if pair == "halves" or tile[0] > 128 else 1
     assert chosen["ACCS"] * tile[0] + 4 * groups * (1 + tiles) <= chosen["COLUMNS"] <= 512

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import itertools
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from types import MappingProxyType
@@ -40,7 +41,9 @@ class Case(NamedTuple):
 
     @property
     def id(self) -> str:
-        rows = self.rows if isinstance(self.rows, int) else "+".join(map(str, self.rows))
+        runs = itertools.groupby([self.rows] if isinstance(self.rows, int) else self.rows)
+        counts = [(rows, len(list(run))) for rows, run in runs]
+        rows = "+".join(f"{n}*{rows}" if n > 2 else "+".join([str(rows)] * n) for rows, n in counts)
         tile = "" if self.tile is None else f"-tile{self.tile[0]}x{self.tile[1]}"
         more = "".join(f"-{name}" for name in self.options) + "-swapped" * self.swap
         more += "-paired" * self.paired
@@ -112,11 +115,18 @@ def operands(case: Case) -> tuple[Any, Any, dict[str, Any]]:
     count = int(offsets[-1]) + options.pop("rows_of_none", 0)
     x = small_integers((count, case.depth), 3)
     experts = options.pop("experts", len(case.rows))
-    out = None
+    starts = None
     if options.pop("flashinfer_tiles", False):
         # Each range on the first tile that no rounding up of those before it can have reached.
-        starts = (offsets[:-1] + 127 * np.arange(len(case.rows))) // 128
-        out = room(x.shape, formats[0], offsets, starts.astype(np.int32))
+        starts = ((offsets[:-1] + 127 * np.arange(len(case.rows))) // 128).astype(np.int32)
+    if options.pop("seed_tiles", False):
+        # The rule that holds without them, said: no tile is left out.
+        starts = layouts.tile_starts(offsets).astype(np.int64)
+    if options.pop("switched_off", False):
+        # Experts from the last to the first, and none for the second longest range.
+        options["expert_ids"] = np.arange(experts)[::-1].astype(np.int32)
+        options["expert_ids"][np.argsort(case.rows)[-2]] = -1
+    out = None if starts is None else room(x.shape, formats[0], offsets, starts)
     a = nvfp4.grouped_quantize(x, formats[0], row_offsets=offsets, out=out)
     b = nvfp4.quantize(small_integers((experts, case.columns, case.depth), 4), formats[1])
     return aligned(a), aligned(b), {"row_offsets": a.groups, **options}

@@ -16,14 +16,14 @@ from tests.kernels.products_sm100 import PAIRS, STEPS, Case, same, simulated
 pytestmark = pytest.mark.slow
 
 ROWS = (1, 4, 127, 128, 129, 300)
-#: Rows of ranges; the last two are skewed.
-RANGES = ((4, 130, 0, 300), (0, 0, 290, 1), (1, 1, 1, 130, 1, 1))
+#: Rows of ranges; the last three are skewed, one of them over more than a warp sees at once.
+RANGES = ((4, 130, 0, 300), (0, 0, 290, 1), (1, 1, 1, 130, 1, 1), (*[0] * 31, 3, 0, 129))
 COLUMNS = (8, 64, 128, 200)
 #: Of the smallest depth, in it; rounded down to a legal one.
 DEPTHS = ("smallest", 288, 384, 512, 1536)
 TILES = ((64, 128), (64, 256), (128, 128), (128, 256), (192, 128), (256, 256))
 #: Of pairs of blocks.
-PAIRED = ((64, 128), (128, 256), (192, 128), (256, 256))
+PAIRED = ((64, 128), (64, 256), (128, 128), (128, 256), (192, 128), (192, 256), (256, 256))
 #: With columns of the result as the rows of an instruction; not with pairs of columns.
 SWAPPED = ((64, 128), (64, 256), (128, 128))
 PLAIN: Mapping[str, Any] = {}
@@ -35,7 +35,9 @@ DENSE_OPTIONS = (
 GROUPED_OPTIONS = (
     PLAIN,
     {"flashinfer_tiles": True},
-    {"rows_of_none": 9, "alpha": np.float32(2)},
+    {"seed_tiles": True, "out_dtype": "float16"},
+    {"rows_of_none": 9, "alpha": np.float32(2), "switched_off": True},
+    {"epilogue": nvfp4.epilogues.swiglu(halves=False)},
 )
 MOST = 60
 
@@ -88,8 +90,9 @@ DENSE = cases(ROWS, DENSE_OPTIONS, 1)
 GROUPED = cases(RANGES, GROUPED_OPTIONS, 2)
 
 
-def paired_cases(seed: int) -> list[Case]:
-    factors = (list(PAIRS), ROWS, COLUMNS, DEPTHS, PAIRED, (2, 4), DENSE_OPTIONS)
+def paired_cases(rows: Sequence[Any], options: Sequence[Any], seed: int) -> list[Case]:
+    """By pairs of blocks: one pair, or two."""
+    factors = (list(PAIRS), rows, COLUMNS, DEPTHS, PAIRED, (2, 4), options)
     made = []
     for choice in pairwise(factors, seed):
         case = case_of(*choice[:4], (choice[4], False), *choice[5:])
@@ -100,7 +103,9 @@ def paired_cases(seed: int) -> list[Case]:
     return made
 
 
-BY_PAIRS = paired_cases(3)
+BY_PAIRS = paired_cases(ROWS, DENSE_OPTIONS, 3)
+GROUPED_BY_PAIRS = paired_cases(RANGES, GROUPED_OPTIONS, 4)
+KERNELS = (DENSE, GROUPED, BY_PAIRS, GROUPED_BY_PAIRS)
 
 
 def size(case: Case) -> int:
@@ -108,24 +113,32 @@ def size(case: Case) -> int:
     return rows * case.columns * (case.depth + 256)
 
 
-@pytest.mark.parametrize("case", [*DENSE, *GROUPED, *BY_PAIRS], ids=lambda case: case.id)
-def test_every_pair_gives_the_golden_bits(case: Case) -> None:
-    same(*simulated(case, arch="sm_103a" if case.blocks > 2 else "sm_100a"))
+# Processes can share classes.
+class TestEveryPair:
+    @pytest.mark.parametrize("case", itertools.chain(*KERNELS), ids=lambda case: case.id)
+    def test_it_gives_the_golden_bits(self, case: Case) -> None:
+        same(*simulated(case, arch="sm_103a" if case.blocks > 2 else "sm_100a"))
 
 
-@pytest.mark.parametrize("schedule", range(20))
-@pytest.mark.parametrize(
-    "case",
-    [one for cases in (DENSE, GROUPED, BY_PAIRS) for one in sorted(cases, key=size)[:10]],
-    ids=lambda case: case.id,
-)
-def test_the_smallest_under_twenty_schedules(case: Case, schedule: int) -> None:
-    same(*simulated(case, 1000 + schedule))
+class TestTheSmallest:
+    @pytest.mark.parametrize("schedule", range(20))
+    @pytest.mark.parametrize(
+        "case",
+        [one for cases in KERNELS for one in sorted(cases, key=size)[:10]],
+        ids=lambda case: case.id,
+    )
+    def test_under_twenty_schedules(self, case: Case, schedule: int) -> None:
+        same(*simulated(case, 1000 + schedule))
 
 
-def test_pairs_of_halves_of_every_format() -> None:
+@pytest.mark.parametrize("paired", [False, True])
+@pytest.mark.parametrize(("tile", "columns"), [((128, 256), 384), ((256, 128), 512)])
+@pytest.mark.parametrize("pair", PAIRS)
+def test_pairs_of_halves_of_every_format(
+    pair: str, tile: tuple[int, int], columns: int, paired: bool
+) -> None:
     options = {"epilogue": nvfp4.epilogues.swiglu()}
-    for pair, (tile, columns) in itertools.product(PAIRS, (((128, 256), 384), ((256, 128), 512))):
-        depth = 5 * STEPS[pair] if STEPS[pair] < 128 else 384
-        same(*simulated(Case(pair, 130, columns, depth, tile, 2, options)))
-        same(*simulated(Case(pair, (3, 0, 129), columns, depth, tile, 2, options)))
+    step = max(STEPS[pair], 64 if paired else 32)
+    depth = 5 * step if step < 128 else 384
+    for rows in (130, (3, 0, 129)):
+        same(*simulated(Case(pair, rows, columns, depth, tile, 2, options, paired=paired)))
