@@ -115,7 +115,7 @@ def size(case: Case) -> int:
 
 # Processes can share classes.
 class TestEveryPair:
-    @pytest.mark.parametrize("case", itertools.chain(*KERNELS), ids=lambda case: case.id)
+    @pytest.mark.parametrize("case", sum(KERNELS, start=[]), ids=lambda case: case.id)
     def test_it_gives_the_golden_bits(self, case: Case) -> None:
         same(*simulated(case, arch="sm_103a" if case.blocks > 2 else "sm_100a"))
 
