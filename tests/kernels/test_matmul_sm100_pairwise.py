@@ -106,6 +106,7 @@ def paired_cases(rows: Sequence[Any], options: Sequence[Any], seed: int) -> list
 BY_PAIRS = paired_cases(ROWS, DENSE_OPTIONS, 3)
 GROUPED_BY_PAIRS = paired_cases(RANGES, GROUPED_OPTIONS, 4)
 KERNELS = (DENSE, GROUPED, BY_PAIRS, GROUPED_BY_PAIRS)
+EVERY = [one for cases in KERNELS for one in cases]
 
 
 def size(case: Case) -> int:
@@ -115,7 +116,7 @@ def size(case: Case) -> int:
 
 # Processes can share classes.
 class TestEveryPair:
-    @pytest.mark.parametrize("case", sum(KERNELS, start=[]), ids=lambda case: case.id)
+    @pytest.mark.parametrize("case", EVERY, ids=lambda case: case.id)
     def test_it_gives_the_golden_bits(self, case: Case) -> None:
         same(*simulated(case, arch="sm_103a" if case.blocks > 2 else "sm_100a"))
 
