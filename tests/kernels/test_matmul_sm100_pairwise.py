@@ -21,7 +21,7 @@ RANGES = ((4, 130, 0, 300), (0, 0, 290, 1), (1, 1, 1, 130, 1, 1), (*[0] * 31, 3,
 COLUMNS = (8, 64, 128, 200)
 #: Of the smallest depth, in it; rounded down to a legal one.
 DEPTHS = ("smallest", 288, 384, 512, 1536)
-TILES = ((64, 128), (64, 256), (128, 128), (128, 256), (192, 128), (192, 256), (256, 256))
+TILES = ((64, 128), (64, 256), (128, 128), (128, 256), (192, 256), (256, 256))
 #: Of pairs of blocks.
 PAIRED = ((64, 128), (64, 256), (128, 128), (128, 256), (192, 128), (192, 256), (256, 256))
 #: With columns of the result as the rows of an instruction; not with pairs of columns.
