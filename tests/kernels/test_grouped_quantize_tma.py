@@ -63,14 +63,14 @@ SIZES = {
     "a whole tile": ("k4", 96, [128, 3]),
     "60": ("k2", 96, [1] + [0] * 58 + [2]),
     # More than a lane's run of 32 each.
-    "1100": ("k4", 32, [0] * 700 + [3] + [0] * 398 + [1]),
+    "1100": ("k4", 32, [0] * 700 + [1] + [0] * 398 + [1]),
 }
 
 
 @pytest.mark.parametrize(("way", "columns", "sizes"), SIZES.values(), ids=SIZES)
 def test_any_ranges(run: Any, way: str, columns: int, sizes: list[int]) -> None:
     row_offsets = offsets(sizes)
-    rows = int(row_offsets[-1]) + 3  # the last of which no range covers
+    rows = int(row_offsets[-1]) + 2  # the last of which no range covers
     ids = np.arange(len(sizes), dtype=np.int32) % 4
     ids[1::3] = -1
     # 96 columns: the second tile of scales is half padding.
@@ -183,7 +183,7 @@ def test_any_order_of_threads_and_copies(arch: str, schedule: Any) -> None:
     )
 
 
-@pytest.mark.parametrize("way", GROUPED_WAYS)
+@pytest.mark.parametrize("way", ["k1", "k4"])
 def test_a_tile_of_128_rows_of_64_columns_simulates_within_two_seconds(way: str) -> None:
     x = values(11, 128, 64)
     started = time.process_time()
