@@ -230,6 +230,7 @@ def grouped_matmul(
     b_dtype: None = None,
     aligned: bool = False,
     map_alignment: int = 0,
+    tile: tuple[int, int, int, bool] | None = None,
     processors: int = 132,
 ) -> Launches:
     """The product of each range of rows of A with the matrix of its expert.
@@ -250,6 +251,8 @@ def grouped_matmul(
     decode_a : {"none", "scalar", "row", "group"}
     decode_b : {"scalar", "batch", "batch_row"}
     alpha : {"value", "array", "expert"}
+    tile : tuple of int, or None
+        What the caller asks of tiles, as ``plans_blackwell.product`` takes it.
     out_tiles, a_tiles : int or None
         Row tiles of the tcgen scales of the result and of A; None for A: as many as are
         allocated by default.
@@ -314,6 +317,7 @@ def grouped_matmul(
             depth=depth,
             row_tiles=tiles,
             scale_tiles=tiles if a_tiles is None else a_tiles,
+            tile=tile,
             experts=experts,
             groups=groups,
             alignment=map_alignment,

@@ -23,6 +23,7 @@ from ._operands import (
 from ._ranges import Ranges, read_ranges
 from ._repeat import Repeated, repeat
 from ._result import Result
+from ._tile import asked
 from .dense import matrix_view
 
 __all__ = ["grouped_matmul", "matmul"]
@@ -148,7 +149,7 @@ def grouped_matmul(
     """
     again = (
         "grouped_matmul",
-        (out_dtype,),
+        (out_dtype, asked()),
         (a, b, row_offsets, expert_ids, row_indices, alpha, epilogue, out),
     )
     if out is not None and repeat(again, stream):
@@ -168,6 +169,7 @@ def grouped_matmul(
         "columns": columns,
         "depth": depth,
         "experts": experts,
+        "tile": again[1][-1],
         **ranges.facts(),
     }
     return call.run(again, ranges.rows, facts, out, out_dtype, stream)
