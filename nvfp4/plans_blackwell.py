@@ -116,6 +116,7 @@ def product(
     dtypes: tuple[str, ...],
     args: tuple[Any, ...],
     with_epilogue: Callable[[Program], Program],
+    tile: tuple[int, int, int, bool] | None = None,
 ) -> Launch | None:
     """A product of two quantised operands, where the kernels with tensor memory take it.
 
@@ -140,6 +141,10 @@ def product(
         Of the reference kernel.
     with_epilogue : function
         Puts the caller's epilogue into a program.
+    tile : tuple of int, or None
+        What the caller asks for: blocks that make a tile together, its columns, its depth, whether
+        columns become rows of the instruction. Where there is no such tile, and with None, it is
+        chosen here.
 
     Returns
     -------
@@ -169,7 +174,13 @@ def product(
     ):
         return None
     blocks = PROCESSORS[arch]
-    together = paired(kind, pair, rows, columns, depth, blocks, groups)
+    tile = None if pair == "halves" else tile
+    if tile is None:
+        together = paired(kind, pair, rows, columns, depth, blocks, groups)
+    else:
+        together = None
+        if tile[0] == 2 and (kind == "mxf8" or depth % 64 == 0):
+            together = max(tile[1], 64), tile[2]
     ranges = constants.get("OFFSETS", OFFSETS_OF_RANGES[0]) in OFFSETS_OF_RANGES
     if together is not None and ranges and scale_tiles > 0:
         return _paired(
@@ -187,10 +198,14 @@ def product(
             args=args,
             with_epilogue=with_epilogue,
         )
-    tile_n, tile_k = tile_of(kind, pair, row_tiles, columns, depth, blocks)
-    swap = swapped(pair, rows, columns, groups)
-    if swap:
-        tile_n = min(tile_n, 64)
+    if tile is None:
+        tile_n, tile_k = tile_of(kind, pair, row_tiles, columns, depth, blocks)
+        swap = swapped(pair, rows, columns, groups)
+        if swap:
+            tile_n = min(tile_n, 64)
+    else:
+        tile_n, tile_k = max(tile[1], 64), tile[2]
+        swap = tile[3] and tile_n <= TILE_M and pair == "none"
     chosen = tile_constants(kind, tile_n, tile_k, pair, swap=swap)
     grouped = experts is not None
     kernel = (grouped_matmul_sm100_kernel if grouped else matmul_sm100_kernel)(dtypes)

@@ -52,15 +52,19 @@ class Case(NamedTuple):
 
 @contextmanager
 def planned(
-    tile: tuple[int, int] | None, blocks: int, swap: bool | None = False, pair: bool = False
+    tile: tuple[int, int] | None,
+    blocks: int,
+    swap: bool | None = False,
+    pair: bool | None = False,
 ) -> Iterator[None]:
     """Products of any size by these kernels, with tiles of these extents, by so many blocks.
 
-    `tile` and `swap` None: as the plan has them. `pair`: by pairs of blocks.
+    `tile`, `swap`, `pair` None: as the plan has them. `pair`: by pairs of blocks.
     """
     saved = plans_products._FEW_PRODUCTS, plans_blackwell.tile_of, plans_blackwell.PROCESSORS
     saved_swap, saved_pair = plans_blackwell.swapped, plans_blackwell.paired
-    plans_blackwell.paired = lambda *facts: tile if pair else None
+    if pair is not None:
+        plans_blackwell.paired = lambda *facts: tile if pair else None
     plans = (plans_products.matmul, plans_products.grouped_matmul)
     plans_products._FEW_PRODUCTS = 1
     if tile is not None:

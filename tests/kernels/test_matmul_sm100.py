@@ -8,14 +8,17 @@ import time
 from pathlib import Path
 from typing import Any
 
+import ml_dtypes
 import numpy as np
 import pytest
 
 import nvfp4
 from nvfp4 import golden, plans_blackwell, plans_products
+from nvfp4.compat import flashinfer
 from tests.kernels.products_sm100 import (
     Case,
     aligned,
+    operands,
     planned,
     room,
     same,
@@ -330,3 +333,53 @@ def test_columns_become_rows_where_rows_are_few() -> None:
     assert not plans_blackwell.swapped("none", 65, 4096, None)
     assert not plans_blackwell.swapped("halves", 16, 4096, 8)
     assert not plans_blackwell.swapped("none", 16, 64, None)
+
+
+# What callers of FlashInfer's names ask for ------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("asked", "kernel", "tile", "swap"),
+    [
+        ({}, "grouped_matmul_sm100", (64, 128), True),
+        ({"mma_sm": 2}, "grouped_matmul_sm100_pair", (128, 128), False),
+        (
+            {"mma_sm": 2, "tile_n": 256, "tile_k": 256},
+            "grouped_matmul_sm100_pair",
+            (256, 256),
+            False,
+        ),
+        ({"mma_sm": 2, "tile_n": 32}, "grouped_matmul_sm100_pair", (64, 128), False),
+        ({"tile_n": 64, "tile_k": 256}, "grouped_matmul_sm100", (64, 256), True),
+        ({"tile_k": 256}, "grouped_matmul_sm100", (128, 256), True),
+        ({"tile_n": 192}, "grouped_matmul_sm100", (192, 128), False),
+        ({"swap_ab": False}, "grouped_matmul_sm100", (128, 128), False),
+    ],
+)
+def test_tiles_that_are_asked_for_by_flashinfers_arguments(
+    asked: dict[str, Any], kernel: str, tile: tuple[int, int], swap: bool
+) -> None:
+    codes = [np.zeros((4, 256), np.uint8), np.zeros((1, 136, 128), np.uint8)]
+    scales = [np.zeros((128, 8), np.uint8), np.zeros((1, 256, 8), np.uint8)]
+    offsets = np.array([0, 4], np.int32)
+    given = [aligned(array) for array in (*codes, *scales)]
+    launches: list[Any] = []
+    with planned(None, 2, None, None), nvfp4.simulate("sm_100a") as machine:
+        machine.record = launches.append
+        flashinfer.group_gemm_mxfp4_nt_groupwise(*given, offsets, a_format="e4m3", **asked)
+    constants = dict(launches[-1].program.constants)
+    assert launches[-1].program.kernel.name == kernel
+    assert (constants["TILE_N"], constants["TILE_K"]) == tile and constants["SWAP"] is swap
+
+
+def test_a_product_by_flashinfers_name_and_two_blocks() -> None:
+    case = Case("mxfp8-mxfp4", (2, 3), 72, 128, options={"flashinfer_tiles": True})
+    a, b, _ = operands(case)
+    expected = nvfp4.grouped_matmul(a, b, row_offsets=a.groups)
+    given = (a.codes, b.codes, a.scales, b.scales, a.groups)
+    out = np.full(expected.shape, 77, ml_dtypes.bfloat16)
+    with planned(None, 2, None, None), nvfp4.simulate("sm_100a"):
+        flashinfer.group_gemm_mxfp4_nt_groupwise(
+            *given, mma_sm=2, tile_n=64, out=out, a_format="e4m3"
+        )
+    same(out, np.asarray(expected))

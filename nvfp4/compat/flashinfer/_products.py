@@ -10,6 +10,7 @@ import numpy as np
 from ... import arrays
 from ...api import _flashinfer as device
 from ...api import grouped_matmul
+from ...api._tile import Tile, asking
 from ...arrays import Array
 from ...formats import FORMAT_ALIASES, FORMATS
 from ...layouts import TILE_ROWS, scale_k_tiles, scale_tiles
@@ -80,7 +81,10 @@ def group_gemm_mxfp8_mxfp4_nt_groupwise(
         Group i is rows m_indptr[i] to m_indptr[i+1] - 1; groups may be empty, and need not be
         multiples of four.
     mma_sm, tile_m, tile_n, tile_k, swap_ab
-        Checked, without effect.
+        Checked. The defaults stand for what is best for the call, and so does any choice where no
+        kernel has it. Others are taken on sm_100a and sm_103a by products large enough for tensor
+        memory: two blocks a tile, which has so many columns (64 or more) and so much depth, and,
+        with one block and 128 columns or fewer, columns as rows of the instruction.
     out : array of bfloat16 or float16, [cum_m, n], optional
         Written and returned.
     out_dtype : optional
@@ -105,15 +109,17 @@ def group_gemm_mxfp8_mxfp4_nt_groupwise(
     check_bool("skip_check", skip_check)
     check_member("mma_sm", mma_sm, (1, 2))
     _check_tiles(tile_m, tile_n, tile_k, swap_ab, (32, 64, 128, 192, 256))
+    tile = _tile(mma_sm, tile_n, tile_k, swap_ab)
 
     def make(out: Any) -> Any:
         codes, format = _mxfp8(a, a_format)
         left = (codes, read_bytes("a_scale", a_scale, "float8_e8m0fnu"), format)
         right = (read_codes("b", b), read_bytes("b_scale", b_scale, "float8_e8m0fnu"), "mxfp4")
-        return _grouped(left, right, m_indptr, None, out, out_dtype)
+        with asking(tile):
+            return _grouped(left, right, m_indptr, None, out, out_dtype)
 
     arguments = (a, b, a_scale, b_scale, m_indptr, None)
-    return _repeated("flashinfer.mxfp4", (out_dtype, a_format), arguments, out, make)
+    return _repeated("flashinfer.mxfp4", (out_dtype, a_format, tile), arguments, out, make)
 
 
 #: The name that it had first: "mxfp4" is the weights' format.
@@ -163,14 +169,16 @@ def group_gemm_nvfp4_nt_groupwise(
     """
     check_bool("skip_check", skip_check)
     _check_tiles(tile_m, tile_n, tile_k, swap_ab, (32, 64, 128))
+    tile = _tile(1, tile_n, tile_k, swap_ab)
 
     def make(out: Any) -> Any:
         left = (read_codes("a", a), read_bytes("a_scale", a_scale, "float8_e4m3fn"), "nvfp4")
         right = (read_codes("b", b), read_bytes("b_scale", b_scale, "float8_e4m3fn"), "nvfp4")
-        return _grouped(left, right, m_indptr, alpha, out, out_dtype)
+        with asking(tile):
+            return _grouped(left, right, m_indptr, alpha, out, out_dtype)
 
     arguments = (a, b, a_scale, b_scale, m_indptr, alpha)
-    return _repeated("flashinfer.nvfp4", (out_dtype,), arguments, out, make)
+    return _repeated("flashinfer.nvfp4", (out_dtype, tile), arguments, out, make)
 
 
 def _mxfp8(a: Any, a_format: str | None) -> tuple[tuple[Any, Array], str]:
@@ -204,6 +212,13 @@ def _check_tiles(
     check_member("tile_m", tile_m, (128,))
     check_member("tile_n", tile_n, narrow)
     check_member("tile_k", tile_k, (128, 256))
+
+
+def _tile(mma_sm: int, tile_n: int, tile_k: int, swap_ab: bool) -> Tile | None:
+    """What a caller who has not left all at the defaults asks for."""
+    if (mma_sm, tile_n, tile_k, swap_ab) == (1, 128, 128, True):
+        return None
+    return int(mma_sm), int(tile_n), int(tile_k), bool(swap_ab)
 
 
 def _repeated(
