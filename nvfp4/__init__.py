@@ -24,6 +24,7 @@ __all__ = [
     "grouped_quantize",
     "interleave_scales",
     "matmul",
+    "plan_matmul",
     "prepare_weights",
     "quantize",
     "rmsnorm_quantize",
@@ -45,6 +46,7 @@ _HOMES = {
     "grouped_quantize": "api",
     "interleave_scales": "api",
     "matmul": "api",
+    "plan_matmul": "planned",
     "prepare_weights": "api",
     "quantize": "api",
     "rmsnorm_quantize": "api",
@@ -84,6 +86,7 @@ if TYPE_CHECKING:
     from .errors import ToolchainError as ToolchainError
     from .errors import UnsupportedError as UnsupportedError
     from .formats import BlockFormat as BlockFormat
+    from .planned import plan_matmul as plan_matmul
     from .sim import simulate as simulate
     from .tensor import QTensor as QTensor
 

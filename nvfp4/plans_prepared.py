@@ -14,6 +14,7 @@ from .kernels.matmul_sm90 import shared_bytes as shared_bytes_sm90
 from .launch import Launch
 from .program import Kernel
 from .tiling import ceil_div
+from .tuning import Choice
 
 __all__ = ["decode", "prefill"]
 
@@ -32,6 +33,7 @@ def decode(
     processors: int,
     kernel: Kernel,
     args: tuple[int | float | str, ...],
+    choice: Choice | None = None,
 ) -> Launch:
     """Products of few rows with each matrix: ``kernels.matmul_decode``.
 
@@ -48,6 +50,8 @@ def decode(
         For the epilogue's arrays.
     args
         Of the kernel.
+    choice
+        What a table has for this product.
 
     Raises
     ------
@@ -56,7 +60,9 @@ def decode(
     """
     _check_pairs(constants, columns)
     _check_groups(groups)
-    cut = tile(constants, rows, columns, depth, groups, processors)
+    cut = chosen(choice, constants, depth)
+    if cut is None:
+        cut = tile(constants, rows, columns, depth, groups, processors)
     if capability(arch)[0] >= 12:
         # Its code needs a few registers more: with four blocks some were spilled.
         cut = cut._replace(resident=max(1, cut.resident - 1))
@@ -81,8 +87,9 @@ def decode(
     program = kernel.program(**{name: given[name] for name in kernel.constants})
     chunks = min(ceil_div(rows, cut.chunk) + (groups or 0), rows)
     items = max(1, chunks * ceil_div(ceil_div(columns, 16), cut.stripes * passes(constants)))
-    grid = min(ceil_div(items, cut.warps // cut.team), processors * cut.resident)
     shared = shared_bytes(chunk=cut.chunk, warps=cut.warps, stripes=cut.stripes, groups=groups)
+    resident = min(cut.resident, max(1, shared_of_processor(arch) // (shared + 1024)))
+    grid = min(ceil_div(items, cut.warps // cut.team), processors * resident)
     return Launch(
         program,
         (grid, 1, 1),
@@ -91,6 +98,13 @@ def decode(
         args,
         programmatic=capability(arch) >= (9, 0),
     )
+
+
+def shared_of_processor(arch: str) -> int:
+    """Bytes of shared memory of a multiprocessor; each block takes 1 KiB more than it asks for."""
+    major, minor, _ = capability(arch)
+    kib = {8: 164 if minor == 0 else 100, 12: 100}.get(major, 228)
+    return kib << 10
 
 
 def _check_groups(groups: int | None) -> None:
@@ -135,12 +149,13 @@ def prefill(
     processors: int,
     kernel: Kernel,
     args: tuple[int | float | str, ...],
+    choice: Choice | None = None,
 ) -> Launch | None:
     """Products of many rows with each matrix: ``kernels.matmul_sm90``, where it can make them.
 
     Parameters
     ----------
-    constants, rows, columns, depth, groups, processors, kernel, args
+    constants, rows, columns, depth, groups, processors, kernel, args, choice
         As in :func:`decode`.
 
     Raises
@@ -154,13 +169,15 @@ def prefill(
     many = MANY_ROWS
     if groups is None:
         many *= 3 if 4 * ceil_div(columns, 256) >= 3 * processors else 14
+    if choice is not None:
+        many = 0 if choice.kernel == "sm90" else rows + 1
     if mean < many or constants["INPUT"] != "bfloat16":
         return None
     halves = constants["PAIR"] == "halves"
     most = MOST_TOKENS if constants["A_ELEMENT"] == "none" else MOST_TOKENS_QUANTIZED
     if constants["OUTPUT"] == "codes":
         most = min(most, MOST_TOKENS_CODES)
-    tokens = tokens_of(mean, groups, most)
+    tokens = tokens_of(mean, groups, most) if choice is None else min(choice.tokens, most)
     stripes = 2
     step = 512 if constants["B_ELEMENT"] == "e2m1" else 1024
     weights = 8 * stripes * (step + 128)
@@ -247,6 +264,16 @@ class Cut(NamedTuple):
     stripes: int
     slots: int
     resident: int
+
+
+def chosen(choice: Choice | None, constants: Mapping[str, Any], depth: int) -> Cut | None:
+    """The division of a table's row, where it is one of this product."""
+    if choice is None or choice.kernel != "decode":
+        return None
+    two = constants["PAIR"] == "halves" or whole_blocks(constants)
+    if (two and choice.stripes != 2) or (choice.team > 1 and ceil_div(depth, 64) < choice.team):
+        return None
+    return Cut(choice.chunk, 8, choice.team, choice.stripes, choice.slots, choice.resident)
 
 
 def tile(

@@ -7,7 +7,7 @@ from dataclasses import replace
 from types import FunctionType
 from typing import Any
 
-from . import plans_blackwell, plans_prepared, plans_sm120
+from . import plans_blackwell, plans_prepared, plans_sm120, tuning
 from .epilogue import EpilogueCode
 from .errors import UnsupportedError
 from .formats import FORMATS, PREPARED
@@ -66,6 +66,7 @@ def matmul(
     map_alignment: int = 0,
     reference: bool = False,
     processors: int = 132,
+    card: tuple[str, int] | None = None,
 ) -> Launches:
     """The product of A [rows, depth] with B [columns, depth] transposed.
 
@@ -100,6 +101,8 @@ def matmul(
         Take the reference kernel, k ascending, whatever there is that is faster.
     processors : int
         Multiprocessors of the card.
+    card : (str, int) or None
+        Its name and multiprocessors, by which tables of divisions go.
 
     Returns
     -------
@@ -126,7 +129,8 @@ def matmul(
         numbers += (0, 1, ceil_div(rows, TILE_ROWS))
         result = _prepared_result(out_dtype, 0)
         return _prepared(
-            arch, constants, a_format, alpha, epilogue, indices, numbers, processors, result
+            *(arch, constants, a_format, alpha, epilogue, indices, numbers, processors, result),
+            card=card,
         )
     program = _with_epilogue(matmul_kernel(_dtypes(epilogue)).program(**constants), epilogue)
     high, wide = _result_extent(rows, columns, out_dtype, out_layout, epilogue)
@@ -232,6 +236,7 @@ def grouped_matmul(
     map_alignment: int = 0,
     tile: tuple[int, int, int, bool] | None = None,
     processors: int = 132,
+    card: tuple[str, int] | None = None,
 ) -> Launches:
     """The product of each range of rows of A with the matrix of its expert.
 
@@ -287,6 +292,7 @@ def grouped_matmul(
         return _prepared(
             *(arch, constants, a_format, alpha, epilogue, indices, numbers, processors),
             _prepared_result(out_dtype, out_tiles or 0),
+            card=card,
             grouped=True,
         )
     kernel = grouped_matmul_kernel(_dtypes(epilogue))
@@ -351,6 +357,7 @@ def _prepared(
     processors: int,
     result: tuple[int | str, ...],
     *,
+    card: tuple[str, int] | None,
     grouped: bool = False,
 ) -> Launches:
     """A product with prepared weights; `numbers` and `result` as the kernels have them."""
@@ -371,6 +378,8 @@ def _prepared(
         "groups": groups if grouped else None,
         "processors": processors,
     }
+    key = functools.partial(tuning.key_of, constants, rows, columns, depth, shape["groups"])
+    shape["choice"] = tuning.find(card, key)
     launch = None
     if arch == "sm_90a":
         kernel = matmul_sm90_kernel(_dtypes(epilogue))

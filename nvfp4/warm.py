@@ -37,15 +37,17 @@ from .program import Program
 from .sim import machine as _machine
 from .tensor import QTensor
 
-__all__ = ["CALLS", "expand", "programs", "read_shapes"]
+__all__ = ["CALLS", "expand", "operand", "programs", "read_shapes", "recording"]
 
 
 class _Recorder(_machine.Machine):
     """A machine that runs nothing, and notes every launch."""
 
-    def __init__(self, arch: str) -> None:
+    def __init__(self, arch: str, card: tuple[str, int] | None = None) -> None:
         super().__init__(arch)
         self.launches: list[Launch] = []
+        self.card = card
+        self.processors = 132 if card is None else card[1]
 
     def record(self, launch: Launch) -> None:
         """Note a launch."""
@@ -53,8 +55,17 @@ class _Recorder(_machine.Machine):
 
 
 @contextlib.contextmanager
-def _recording(arch: str) -> Iterator[list[Launch]]:
-    recorder = _Recorder(arch)
+def recording(arch: str, card: tuple[str, int] | None = None) -> Iterator[list[Launch]]:
+    """Note what calls on host arrays launch, and run nothing.
+
+    Parameters
+    ----------
+    arch
+        Such as ``"sm_90a"``.
+    card
+        Name and multiprocessors of the card to plan for; None: an H200 without a table.
+    """
+    recorder = _Recorder(arch, card)
     token = _machine._machine.set(recorder)
     try:
         yield recorder.launches
@@ -128,7 +139,7 @@ def programs(calls: Iterable[Mapping[str, Any]], arch: str) -> list[Program]:
     found: dict[Program, None] = {}
     for call in calls:
         options = dict(call)
-        with _recording(arch) as launches:
+        with recording(arch) as launches:
             try:
                 CALLS[options.pop("call")](**options)
             except Exception as error:
@@ -173,7 +184,7 @@ def _qtensor(
         tiles = allocated_tiles(shape[0], len(offsets) - 1)
         scales = (tiles, scale_k_tiles(shape[-1] // fmt.block), 32, 4, 4)
     return QTensor.from_parts(
-        _array(codes_shape(fmt, shape), "uint8"),
+        _array(codes_shape(fmt, shape, scale_layout), "uint8"),
         _array(scales, "uint8"),
         fmt,
         shape=shape,
@@ -182,7 +193,7 @@ def _qtensor(
     )
 
 
-def _operand(
+def operand(
     kind: str, shape: tuple[int, ...], scale_layout: str, offsets: np.ndarray | None = None
 ) -> Any:
     """A QTensor where `kind` is a format, else an array of that dtype."""
@@ -370,7 +381,7 @@ def _matmul(
     prepared: bool = False,
 ) -> None:
     api.matmul(
-        _operand(a, (m, k), scale_layout),
+        operand(a, (m, k), scale_layout),
         _prepared(_qtensor(b, (n, k), scale_layout), prepared),
         alpha=_scale(alpha, 1),
         out_dtype=out_dtype,
@@ -399,7 +410,7 @@ def _grouped_matmul(
     offsets = _offsets(row_indices or m, groups, index_dtype)
     quantized = a in FORMATS or a == "mxfp8"
     api.grouped_matmul(
-        _operand(a, (m, k), scale_layout, offsets if quantized else None),
+        operand(a, (m, k), scale_layout, offsets if quantized else None),
         _prepared(_qtensor(b, (experts, n, k), scale_layout), prepared),
         row_offsets=offsets,
         expert_ids=np.arange(groups, dtype=index_dtype) if expert_ids else None,

@@ -152,11 +152,19 @@ def noted() -> Iterator[Notes]:
 
 
 def processors(where: Place) -> int:
-    """Multiprocessors of the card; of a simulated machine those of an H200."""
+    """Multiprocessors of the card; of a simulated machine those of an H200 by default."""
     if where.device is None:
-        return 132
+        return int(getattr(where.machine, "processors", 132))
     found: int = _launcher().device_info(where.device).processors
     return found
+
+
+def card(where: Place) -> tuple[str, int] | None:
+    """Name and multiprocessors of the card, which tables of divisions go by."""
+    if where.device is None:
+        return getattr(where.machine, "card", None)
+    info = _launcher().device_info(where.device)
+    return info.name, info.processors
 
 
 def launch(

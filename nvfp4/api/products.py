@@ -268,6 +268,7 @@ class _Product(NamedTuple):
         if facts["b_layout"] == PREPARED:  # its scales are read in pieces, too
             steps |= buffers["b_scales"].pointer
         facts["processors"] = _place.processors(where)
+        facts["card"] = _place.card(where)
         facts["aligned"] = not (read[0].pointer | read[1].pointer | steps) & 15
         facts["map_alignment"] = _map_alignment(buffers)
         if self.ranges is not None:

@@ -15,7 +15,8 @@ import nvfp4
 PUBLIC = {
     "BlockFormat", "Epilogue", "QTensor", "SimulationError", "ToolchainError", "UnsupportedError",
     "deinterleave_scales", "epilogues", "grouped_matmul", "grouped_quantize", "interleave_scales",
-    "matmul", "prepare_weights", "quantize", "rmsnorm_quantize", "simulate", "swiglu_quantize",
+    "matmul", "plan_matmul", "prepare_weights", "quantize", "rmsnorm_quantize", "simulate",
+    "swiglu_quantize",
 }  # fmt: skip
 
 SIGNATURES = {

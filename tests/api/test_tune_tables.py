@@ -1,0 +1,152 @@
+"""Tables of measured divisions: what plans take from them, and files that are none."""
+
+from __future__ import annotations
+
+import json
+import warnings
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import nvfp4
+from nvfp4 import plans_products, tuning
+from nvfp4.planned import Plan
+from nvfp4.tuning import Choice, Key, Table
+
+CARD = ("NVIDIA H200", 132)
+KEY = Key("bfloat16", "mxfp4", "plain", "none", 8192, 8192, 0, 16)
+CHOICE = Choice("decode", chunk=16, team=4, stripes=1, slots=2, resident=2)
+
+
+@pytest.fixture
+def table(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
+    """A file that the environment names, not written yet; no other table."""
+    monkeypatch.setenv("NVFP4_CACHE_DIR", str(tmp_path / "cache"))
+    file = tmp_path / "table.json"
+    monkeypatch.setenv(tuning.VARIABLE, str(file))
+    forget()
+    yield file
+    monkeypatch.undo()
+    forget()
+
+
+def forget() -> None:
+    tuning.forget()
+    plans_products.matmul.cache_clear()
+    plans_products.grouped_matmul.cache_clear()
+
+
+def written(file: Path, **changes: Any) -> None:
+    found = Table(*CARD, {KEY: CHOICE}, {KEY: {"us": 10.0}})._replace(**changes)
+    tuning.write(file, found)
+
+
+def planned(rows: int = 16, **options: Any) -> Plan:
+    return nvfp4.plan_matmul(rows, 8192, 8192, card="H200", **options)
+
+
+def test_a_table_overrules_the_formulas_for_its_own_class_of_shapes(table: Path) -> None:
+    written(table)
+    plan = planned()
+    assert plan.tuned and (plan.constants["TEAM"], plan.constants["STRIPES"]) == (4, 1)
+    assert "chosen by a table" in str(plan)
+    assert planned(9).tuned and not planned(8).tuned and not planned(17).tuned
+    assert planned().constants != planned(8).constants
+    for other in ({"b": "nvfp4"}, {"a": "float16"}, {"out_dtype": "mxfp4"}, {"experts": 1}):
+        assert not planned(**other).tuned, other
+    with pytest.warns(RuntimeWarning, match="is of NVIDIA H200"):
+        assert not nvfp4.plan_matmul(16, 8192, 8192, card="H100").tuned
+
+
+def test_a_table_chooses_the_kernel_too(table: Path) -> None:
+    key = KEY._replace(groups=8, rows=64)
+    written(table, choices={key: Choice("sm90", tokens=48)})
+    plan = planned(64, experts=8)
+    assert plan.kernel == "matmul_sm90" and plan.constants["CHUNK"] == 48
+    many = KEY._replace(rows=4096)
+    written(table, choices={many: CHOICE})
+    forget()
+    assert planned(4096).kernel == "matmul_decode" and planned(2048).kernel == "matmul_sm90"
+
+
+def test_a_choice_that_a_product_cannot_have_is_left(table: Path) -> None:
+    """A quantised result in blocks of 32 needs two stripes."""
+    written(table, choices={KEY._replace(result="codes 32"): CHOICE})
+    plan = planned(out_dtype="mxfp4")
+    assert plan.constants["STRIPES"] == 2
+
+
+def test_the_users_table_in_the_cache_counts_where_the_environment_names_none(
+    table: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.delenv(tuning.VARIABLE)
+    forget()
+    written(tuning.file_of_card(CARD[0]))
+    assert tuning.file_of_card(CARD[0]).parent.parent == table.parent / "cache"
+    assert planned().tuned
+
+
+def test_tables_are_read_once(table: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    written(table)
+    reads = []
+    read = tuning.read
+
+    def noted(file: Path) -> Table:
+        reads.append(file)
+        return read(file)
+
+    monkeypatch.setattr(tuning, "read", noted)
+    for rows in range(1, 30):
+        planned(rows)
+    assert reads.count(table) == 1
+
+
+@pytest.mark.parametrize(
+    "text, match",
+    [
+        (None, "no such file"),
+        ("", "not JSON, or cut off"),
+        ('{"kind": "nvfp4 tune table", "schema": 1, "rows": [', "not JSON, or cut off"),
+        ("[1]", "not a table"),
+        ({"kind": "other"}, "not a table"),
+        ({"schema": 2}, "schema must be 1; got 2"),
+        ({"rows": None}, "must be a name, a number and a list"),
+        ({"card": "NVIDIA H100 80GB HBM3"}, "is of NVIDIA H100 80GB HBM3 with 132"),
+        ({"processors": 16}, "with 16 multiprocessors"),
+        ({"rows": [{"key": {}}]}, "row 1: key and choice must be whole"),
+        ({"rows": [{"key": KEY._asdict() | {"rows": "16"}, "choice": CHOICE._asdict()}]}, "rows"),
+        ({"rows": [{"key": KEY._asdict(), "choice": {"kernel": "sm90", "tokens": 17}}]}, "tokens"),
+        ({"rows": [{"key": KEY._asdict(), "choice": {"kernel": "fast"}}]}, "kernel must be one"),
+    ],
+)
+def test_a_file_that_is_no_table_of_the_card_is_warned_of_and_ignored(
+    table: Path, text: Any, match: str
+) -> None:
+    written(table, choices={})
+    expected = planned(16)
+    forget()
+    table.unlink()
+    if isinstance(text, dict):
+        written(table)
+        text = json.dumps(json.loads(table.read_text()) | text)
+    if text is not None:
+        table.write_text(text)
+    with pytest.warns(RuntimeWarning, match="tune table") as caught:
+        plan = planned(16)
+    assert match in str(caught[0].message) and str(table) in str(caught[0].message)
+    assert not plan.tuned and plan.constants == expected.constants
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        planned(15)  # not a second time
+
+
+def test_the_shipped_table_is_one(monkeypatch: pytest.MonkeyPatch) -> None:
+    files = list((Path(tuning.__file__).parent / "tables").glob("*.json"))
+    assert files
+    for file in files:
+        found = tuning.read(file)
+        assert file.stem == tuning.slug(found.card)
+        assert found.choices.keys() == found.notes.keys()
+        assert all("us" in note for note in found.notes.values())
