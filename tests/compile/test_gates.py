@@ -1,7 +1,9 @@
 """Every kernel of the package is built for every target that it is made for, and looked into.
 
-``make test`` builds the first variant of each kernel for six targets, and the others for Hopper and
-Blackwell; ``make test-slow`` builds all for all. A class a target: processes can share them.
+``make test`` builds the first variant of each kernel for the four generations, and the others for
+Hopper and Blackwell; for a second target of a generation, whose code hardly differs, two kernels
+that use what does. ``make test-slow`` builds all for all. A class a target: processes can share
+them.
 """
 
 from __future__ import annotations
@@ -16,7 +18,13 @@ from nvfp4.architectures import ARCHITECTURES, architectures_of
 from nvfp4.kernels import KERNELS, variants
 from nvfp4.program import Program
 
-FAST = ("sm_80", "sm_89", "sm_90a", "sm_100a", "sm_103a", "sm_120a")
+FAST = ("sm_80", "sm_90a", "sm_100a", "sm_120a")
+#: Target -> what is built beside the same for sm_80 and sm_100a: conversions of fp8 in hardware,
+#: and instructions that only exist for a target by name.
+SECOND = {
+    "sm_89": ("quantize", "matmul_sm80"),
+    "sm_103a": ("matmul_sm100", "quantize_tma"),
+}
 EVERY_VARIANT = ("sm_90a", "sm_100a")
 CONVERSION = "cvt.rn.satfinite.e2m1x2"
 IN_MACHINE_CODE = re.compile(r"\bF2FP\.\S*E2M1")
@@ -40,7 +48,8 @@ def cases(arch: str) -> Iterator[object]:
         except ValueError:  # test_every_kernel_has_variants_and_a_target says it
             continue
         for index, program in enumerate(variants(name, slow=True, arch=arch)):
-            fast = arch in FAST and (index == 0 or (index < listed and arch in EVERY_VARIANT))
+            fast = index == 0 and (arch in FAST or name in SECOND.get(arch, ()))
+            fast |= index < listed and arch in EVERY_VARIANT
             marks = () if fast else (pytest.mark.slow,)
             yield pytest.param(program, id=program.label, marks=marks)
 
@@ -77,6 +86,12 @@ def test_every_kernel_has_variants_and_a_target() -> None:
         assert architectures_of(kernel), name
         assert variants(kernel) == variants(name)
         assert len(set(variants(name, slow=True))) == len(variants(name, slow=True))
+
+
+def test_targets_of_a_generation_are_told_apart_by_kernels_that_there_are() -> None:
+    for arch, names in SECOND.items():
+        for name in names:
+            assert arch in architectures_of(KERNELS[name]), name
 
 
 def test_a_variant_may_be_for_some_targets_only() -> None:
