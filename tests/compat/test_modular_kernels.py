@@ -213,7 +213,14 @@ def test_a_kernel_runs_on_the_simulated_machine_and_is_what_the_plan_takes(name:
     assert RUNS[name]().program == getattr(modular, name)
 
 
-@pytest.mark.parametrize("name", KERNELS)
+#: Products take many seconds to build, and the gates build the kernels that they stand for.
+built = pytest.mark.parametrize(
+    "name",
+    [pytest.param(name, marks=(pytest.mark.slow,) if "matmul" in name else ()) for name in KERNELS],
+)
+
+
+@built
 def test_nvfp4_compile_takes_the_name(
     name: str, tmp_path: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
