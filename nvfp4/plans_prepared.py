@@ -222,7 +222,7 @@ def tokens_of(mean: float, groups: int | None, most_tokens: int) -> int:
     Rows of ranges are taken to spread like those of a random routing.
     """
     most = mean if groups is None else mean + 1.4 * math.sqrt(mean)
-    tiles = math.ceil(most / most_tokens)
+    tiles = max(1, math.ceil(most / most_tokens))
     return max(16, min(most_tokens, ceil_div(math.ceil(most / tiles), 8) * 8))
 
 
@@ -302,7 +302,8 @@ def tile(
         for team in (8, 4, 2, 1):
             if team > 1 and steps < 4 * team:
                 continue
-            items = chunks * ceil_div(ceil_div(columns, 16), stripes * passes(constants))
+            across = ceil_div(ceil_div(columns, 16), stripes * passes(constants))
+            items = max(1, chunks * across)
             places = warps // team
             # How full the last round is, and a little for reading rows of A half as often.
             filled = items / (ceil_div(items, places) * places)

@@ -250,6 +250,8 @@ def grouped_matmul(
         Of A, and of the result.
     experts, groups : int
     offsets_dtype, ids_dtype, indices_dtype : {"int32", "int64", "uint32"} or None
+        offsets_dtype "counts_int32"...: ``row_offsets`` holds counts of rows of as many matrices as
+        there are groups, of equal numbers of rows; A has their scales one after the other.
     starts_dtype, out_starts_dtype : {"int32", "int64", "uint32"} or None
         Of the first scale tiles of the ranges, of A and of a quantised result.
     a_layout : {"linear", "tcgen_grouped"} or None
@@ -279,7 +281,19 @@ def grouped_matmul(
     constants = _operand_constants(*facts) | _result_constants(out_dtype, out_layout, epilogue)
     constants |= index_constants(offsets_dtype, ids_dtype, indices_dtype, out_starts_dtype)
     constants["A_STARTS"] = starts_dtype or "none"
+    tiles = allocated_tiles(rows, groups)
+    counted = offsets_dtype.startswith("counts_")
+    if counted:
+        # One more than a matrix has, for its rows behind the count (``kernels.groups``).
+        a_tiles = groups * ceil_div(rows // max(groups, 1), TILE_ROWS)
+        tiles = a_tiles + groups
     if b_layout == PREPARED:
+        if counted and quantized:
+            raise UnsupportedError(
+                "out_dtype must be bfloat16, float16 or float32 with prepared weights and "
+                "row_counts; got a block format: quantise the result, or pass the weights that "
+                "they were made of"
+            )
         indices = ("row_offsets", "expert_ids", "row_indices", "tile_starts")
         numbers: tuple[int, ...] = (
             input_rows,
@@ -288,7 +302,7 @@ def grouped_matmul(
             depth,
             _row_units(a_format, depth, a_row_stride),
         )
-        numbers += (groups, experts, allocated_tiles(rows, groups) if a_tiles is None else a_tiles)
+        numbers += (groups, experts, tiles if a_tiles is None else a_tiles)
         return _prepared(
             *(arch, constants, a_format, alpha, epilogue, indices, numbers, processors),
             _prepared_result(out_dtype, out_tiles or 0),
@@ -299,7 +313,6 @@ def grouped_matmul(
     program = _with_epilogue(kernel.program(**constants), epilogue)
     _, wide = _result_extent(rows, columns, out_dtype, out_layout, epilogue)
     block = block_for(wide, TILE_ROWS, _smallest_row(out_dtype))
-    tiles = allocated_tiles(rows, groups)
     down = max(tiles, out_tiles or 0)
     grid = (down, grid_for(block, wide, TILE_ROWS)[1], 1)
     if quantized and groups:

@@ -400,6 +400,7 @@ def _grouped_matmul(
     index_dtype: str = "int32",
     expert_ids: bool = False,
     row_indices: int = 0,
+    row_counts: bool = False,
     out_dtype: str = "bfloat16",
     alpha: Any = None,
     epilogue: str | None = None,
@@ -407,14 +408,23 @@ def _grouped_matmul(
     prepared: bool = False,
 ) -> None:
     groups = groups or experts
-    offsets = _offsets(row_indices or m, groups, index_dtype)
-    quantized = a in FORMATS or a == "mxfp8"
+    ranges: dict[str, Any]
+    if row_counts:
+        left = operand(a, (experts, m, k), scale_layout)
+        ranges = {"row_counts": np.zeros(experts, index_dtype)}
+    else:
+        offsets = _offsets(row_indices or m, groups, index_dtype)
+        quantized = a in FORMATS or a == "mxfp8"
+        left = operand(a, (m, k), scale_layout, offsets if quantized else None)
+        ranges = {
+            "row_offsets": offsets,
+            "expert_ids": np.arange(groups, dtype=index_dtype) if expert_ids else None,
+            "row_indices": np.zeros(row_indices, index_dtype) if row_indices else None,
+        }
     api.grouped_matmul(
-        operand(a, (m, k), scale_layout, offsets if quantized else None),
+        left,
         _prepared(_qtensor(b, (experts, n, k), scale_layout), prepared),
-        row_offsets=offsets,
-        expert_ids=np.arange(groups, dtype=index_dtype) if expert_ids else None,
-        row_indices=np.zeros(row_indices, index_dtype) if row_indices else None,
+        **ranges,
         alpha=_scale(alpha, experts),
         out_dtype=out_dtype,
         epilogue=_epilogue(epilogue),

@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from .. import arrays, layouts
-from .._parts import check_contiguous, check_device, check_dtype, check_option, index_array
+from .._parts import check_contiguous, check_device, check_dtype, check_option
 from ..arrays import Array, Spec
 from ..formats import SCALE_LAYOUTS, BlockFormat
 from ..tensor import Parts, QTensor
@@ -30,7 +30,7 @@ from ._out import (
 )
 from ._out import store as store_on_host
 from ._place import Place
-from ._ranges import Ranges, read_ranges
+from ._ranges import Ranges, read_counts, read_ranges
 from .dense import matrix_view
 from .grouped import _grouped_kind, _out_parts
 
@@ -145,7 +145,7 @@ def _checked(front: Front, fmt: BlockFormat, options: Options) -> _Call:
             if getattr(options, name) is not None:
                 raise ValueError(f"{name} belongs to row_offsets, which are missing")
         if options.row_counts is not None:
-            counts = _read_counts(options.row_counts, x, front.x_name, stream)
+            counts = read_counts(options.row_counts, x, front.x_name, _COUNT_DTYPES, stream)
         shape = (*x.shape[:-1], front.columns)
         kind, shapes = _dense_shapes(encode, fmt, shape, options.scale_layout, x.spec)
     else:
@@ -208,25 +208,6 @@ def _checked(front: Front, fmt: BlockFormat, options: Options) -> _Call:
         where,
         target,
     )
-
-
-def _read_counts(row_counts: Any, x: Array, x_name: str, stream: Any) -> Array:
-    counts = arrays.as_array(row_counts, "row_counts", stream=stream)
-    if len(x.shape) != 3:
-        raise ValueError(
-            f"{x_name} must have three axes, [E, capacity, ...], with row_counts; got {x.shape}"
-        )
-    index_array("row_counts", counts.spec, x.spec, x_name, _COUNT_DTYPES, x.shape[0])
-    if counts.device is None:
-        values = arrays.host(counts)
-        bad = np.flatnonzero((values < 0) | (values > x.shape[1]))
-        if bad.size:
-            at = int(bad[0])
-            raise ValueError(
-                f"row_counts must be from 0 to the capacity, {x.shape[1]}; got {values[at]} at "
-                f"index {at}"
-            )
-    return counts
 
 
 @functools.lru_cache(maxsize=1024)

@@ -14,7 +14,7 @@ from .. import arrays
 from .._parts import OFFSET_DTYPES, check_offsets, index_array
 from ..arrays import Array
 
-__all__ = ["Ranges", "read_ranges"]
+__all__ = ["Ranges", "read_counts", "read_ranges"]
 
 _INDEX_DTYPES = ("int32", "int64")
 
@@ -22,16 +22,21 @@ _INDEX_DTYPES = ("int32", "int64")
 class Ranges(NamedTuple):
     """The index arrays of a grouped call."""
 
+    #: Offsets; where there is a `capacity`, counts of rows.
     offsets: Array
     experts: Array | None
     indices: Array | None
     groups: int
-    #: R, the rows of the result.
+    #: R, the rows of the result: with counts those of all matrices.
     rows: int
+    #: Rows of a matrix.
+    capacity: int | None = None
 
     @property
     def named(self) -> tuple[tuple[str, Array | None], ...]:
         """By their names as arguments."""
+        if self.capacity is not None:
+            return (("row_counts", self.offsets),)
         return (
             ("row_offsets", self.offsets),
             ("expert_ids", self.experts),
@@ -42,11 +47,26 @@ class Ranges(NamedTuple):
         """As the golden model takes them."""
         return {name: None if array is None else arrays.host(array) for name, array in self.named}
 
+    def buffers(self) -> dict[str, Array | None]:
+        """By the names of kernels' buffers."""
+        return {
+            "row_offsets": self.offsets,
+            "expert_ids": self.experts,
+            "row_indices": self.indices,
+        }
+
+    def shape(self, columns: int) -> tuple[int, ...]:
+        """Of a result of so many columns."""
+        if self.capacity is None:
+            return (self.rows, columns)
+        return (self.groups, self.capacity, columns)
+
     def facts(self) -> dict[str, Any]:
         """As plans take them."""
+        dtype = self.offsets.dtype
         return {
             "groups": self.groups,
-            "offsets_dtype": self.offsets.dtype,
+            "offsets_dtype": dtype if self.capacity is None else f"counts_{dtype}",
             "ids_dtype": None if self.experts is None else self.experts.dtype,
             "indices_dtype": None if self.indices is None else self.indices.dtype,
         }
@@ -101,6 +121,36 @@ def read_ranges(
         if experts is not None:
             _check_experts(ids, groups, experts)
     return Ranges(offsets, ids, indices, groups, rows)
+
+
+def read_counts(
+    row_counts: Any, x: Array, x_name: str, dtypes: tuple[str, ...], stream: Any
+) -> Array:
+    """Check counts of rows of the matrices of `x`, [E, capacity, ...].
+
+    Raises
+    ------
+    TypeError
+        Not an array of integers.
+    ValueError
+        Another shape or device; on the host also counts that are not from 0 to the capacity.
+    """
+    counts = arrays.as_array(row_counts, "row_counts", stream=stream)
+    if len(x.shape) != 3:
+        raise ValueError(
+            f"{x_name} must have three axes, [E, capacity, ...], with row_counts; got {x.shape}"
+        )
+    index_array("row_counts", counts.spec, x.spec, x_name, dtypes, x.shape[0])
+    if counts.device is None:
+        values = arrays.host(counts)
+        bad = np.flatnonzero((values < 0) | (values > x.shape[1]))
+        if bad.size:
+            at = int(bad[0])
+            raise ValueError(
+                f"row_counts must be from 0 to the capacity, {x.shape[1]}; got {values[at]} at "
+                f"index {at}"
+            )
+    return counts
 
 
 def _check_experts(ids: Array | None, groups: int, experts: int) -> None:

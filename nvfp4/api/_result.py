@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from typing import Any
 
 import numpy as np
@@ -45,7 +46,8 @@ class Result:
     ----------
     out_dtype
         A float dtype, or a block format.
-    shape : (rows, columns)
+    shape : tuple of int
+        (rows, columns), or (matrices, rows, columns).
     out
         The caller's, or None.
     inputs : sequence of (argument name, Array or None)
@@ -59,7 +61,7 @@ class Result:
     def __init__(
         self,
         out_dtype: Any,
-        shape: tuple[int, int],
+        shape: tuple[int, ...],
         out: Any,
         inputs: Named,
         ranges: Ranges | None,
@@ -68,7 +70,8 @@ class Result:
         names, read = zip(*inputs, strict=True)
         self.like: Array = read[0]
         self.shape = shape
-        self.ranges = ranges
+        #: With counts of rows the result is a stack of matrices like any other.
+        self.ranges = None if ranges is None or ranges.capacity is not None else ranges
         self.out = out
         self.target: Array | None = None
         self.parts: Parts | None = None
@@ -86,11 +89,12 @@ class Result:
             check_out_tensor(out, self.format)
             self.layout = out.scale_layout
         scales = layouts.scale_shape(self.format, shape, self.layout)
-        if ranges is not None and self.layout == "tcgen":
-            scales = (layouts.allocated_tiles(ranges.rows, ranges.groups), *scales[1:])
+        if self.ranges is not None and self.layout == "tcgen":
+            tiles = layouts.allocated_tiles(self.ranges.rows, self.ranges.groups)
+            scales = (tiles, *scales[1:])
         decode: tuple[int, ...] = () if ranges is None else (ranges.groups,)
         self.shapes = Shapes(layouts.codes_shape(self.format, shape), scales, decode)
-        groups = None if ranges is None else ranges.offsets
+        groups = None if self.ranges is None else self.ranges.offsets
         if out is not None:
             self.parts = self._checked_parts(out)
             check_apart(names, read, self.parts[:3])
@@ -130,7 +134,8 @@ class Result:
         from .. import golden
 
         if self.ranges is None:
-            return golden.quantize(values, fmt, scale_layout=self.layout)
+            made = golden.quantize(values, fmt, scale_layout=self.layout)
+            return (*made[:2], np.broadcast_to(made[2], self.shapes.decode))
         starts = None if self.parts is None else self.parts.tile_starts
         # The rows of a range that is switched off are zeros by now, and zeros have zero codes and
         # scales.
@@ -166,12 +171,12 @@ class Result:
         """As plans take it."""
         if self.format is None:
             return {"out_dtype": self.dtype}
-        tiled = self.layout == "tcgen" and self.ranges is not None
+        tiled = self.layout == "tcgen" and (self.ranges is not None or len(self.shape) == 3)
         starts = None if self.parts is None else self.parts.tile_starts
         return {
             "out_dtype": self.format.name,
             "out_layout": self.layout,
-            "out_tiles": self.shapes.scales[0] if tiled else None,
+            "out_tiles": math.prod(self.shapes.scales[:-4]) if tiled else None,
             "out_starts_dtype": None if starts is None else starts.dtype,
         }
 

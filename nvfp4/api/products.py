@@ -7,6 +7,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from .. import arrays
+from .._parts import OFFSET_DTYPES, contiguous_call
 from ..arrays import Array
 from ..formats import PREPARED
 from ..tensor import QTensor
@@ -20,7 +21,7 @@ from ._operands import (
     read_epilogue,
     read_operand,
 )
-from ._ranges import Ranges, read_ranges
+from ._ranges import Ranges, read_counts, read_ranges
 from ._repeat import Repeated, repeat
 from ._result import Result
 from ._tile import asked
@@ -100,9 +101,10 @@ def grouped_matmul(
     a: Any,
     b: QTensor,
     *,
-    row_offsets: Any,
+    row_offsets: Any = None,
     expert_ids: Any = None,
     row_indices: Any = None,
+    row_counts: Any = None,
     alpha: Any = None,
     out: Any = None,
     out_dtype: Any = "bfloat16",
@@ -111,60 +113,81 @@ def grouped_matmul(
 ) -> Any:
     """The product of each range of rows of `a` with the matrix of its expert, transposed.
 
-    Section 7 of the arithmetic definition, ranges and experts as in section 6.
+    Section 7 of the arithmetic definition, ranges and experts as in section 6. Either ranges of the
+    rows of one array (`row_offsets`), or a matrix of an equal number of rows for each expert, of
+    which only the first count (`row_counts`).
 
     Parameters
     ----------
     a : QTensor, or array of bfloat16 or float16, [R, K], or [M, K] with `row_indices`
         A grouped QTensor has these `row_offsets` as its groups. With `row_indices`, a QTensor with
-        linear scales.
+        linear scales. With `row_counts` [E, capacity, K]; a QTensor then as
+        ``nvfp4.quantize(..., row_counts=)`` makes it.
     b : QTensor, [E, N, K]
         As in :func:`nvfp4.matmul`.
-    row_offsets : array of int32, int64 or uint32, [G+1]
+    row_offsets : array of int32, int64 or uint32, [G+1], optional
         Range i is rows row_offsets[i] to row_offsets[i+1] - 1 of the R rows of the result.
     expert_ids : array of int32 or int64, [G], optional
         Expert of each range, by default i. Negative: the range is switched off.
     row_indices : array of int32 or int64, [R], optional
         Row r of the result is made of row row_indices[r] of `a`; zero where there is no such row.
+    row_counts : array of int32, int64 or uint32, [E], optional
+        Instead of all three: only the first row_counts[e] rows of matrix e of `a` count, whatever
+        the others hold. On a GPU, where nobody looks at them, a count below 0 counts as 0, and
+        one beyond the capacity as the capacity.
     alpha : None, number, or array of float32, () or [E], optional
         One factor, or one by expert.
     out, out_dtype, epilogue, stream
-        As in :func:`nvfp4.matmul`; the result has R rows. Quantised, it is a grouped QTensor.
+        As in :func:`nvfp4.matmul`; the result has R rows. Quantised, it is a grouped QTensor; with
+        `row_counts` a stack of matrices. An epilogue then sees row e * capacity + r for row r of
+        matrix e, and its arrays have E * capacity rows.
 
     Returns
     -------
-    array of `out_dtype`, [R, N], or QTensor
-        Rows of a switched-off range, rows that no range covers and rows whose index is out of
-        range are **0**.
+    array of `out_dtype`, [R, N], with `row_counts` [E, capacity, N], or QTensor
+        Rows of a switched-off range, rows that no range covers, rows whose index is out of
+        range and rows behind the count are **0**.
 
     Raises
     ------
     TypeError
-        As in :func:`nvfp4.matmul`; index arrays that are not of integers.
+        As in :func:`nvfp4.matmul`; index arrays that are not of integers; neither `row_offsets`
+        nor `row_counts`.
     ValueError
-        As in :func:`nvfp4.matmul`; offsets that do not start at 0, decrease or go beyond R, and
-        ids from E on, where the host can read them.
+        As in :func:`nvfp4.matmul`; offsets that do not start at 0, decrease or go beyond R, ids
+        from E on and counts that are not from 0 to the capacity, where the host can read them;
+        `row_counts` together with one of the other three index arrays.
     UnsupportedError
-        There is no kernel for this GPU and these formats.
+        There is no kernel for this GPU and these formats; a quantised result of prepared weights
+        with `row_counts`.
     """
     again = (
         "grouped_matmul",
         (out_dtype, asked()),
-        (a, b, row_offsets, expert_ids, row_indices, alpha, epilogue, out),
+        (a, b, row_offsets, expert_ids, row_indices, row_counts, alpha, epilogue, out),
     )
     if out is not None and repeat(again, stream):
         return out
-    left = read_operand("a", a, ("R", "K"), plain=True, stream=stream)
+    if row_counts is None:
+        if row_offsets is None:
+            raise TypeError("row_offsets must be an array without row_counts; both are None")
+        left = read_operand("a", a, ("R", "K"), plain=True, stream=stream)
+    else:
+        _check_no_ranges(row_offsets, expert_ids, row_indices)
+        left = read_operand("a", a, ("E", "capacity", "K"), plain=True, stream=stream)
     right = read_operand("b", b, ("E", "N", "K"), plain=False, stream=stream)
     depth = check_depth(left, right)
     experts, columns = right.shape[:2]
-    ranges = read_ranges(row_offsets, expert_ids, row_indices, left.first, "a", experts, stream)
-    _check_grouped_operand(left, ranges)
+    if row_counts is None:
+        ranges = read_ranges(row_offsets, expert_ids, row_indices, left.first, "a", experts, stream)
+        _check_grouped_operand(left, ranges)
+    else:
+        ranges = _counted_ranges(row_counts, left, experts, stream)
     call = _Product(
         left, right, read_alpha(alpha, experts, stream), read_epilogue(epilogue, stream), ranges
     )
     facts = {
-        "input_rows": left.shape[0],
+        "input_rows": left.shape[0] if ranges.capacity is None else ranges.rows,
         "rows": ranges.rows,
         "columns": columns,
         "depth": depth,
@@ -173,6 +196,32 @@ def grouped_matmul(
         **ranges.facts(),
     }
     return call.run(again, ranges.rows, facts, out, out_dtype, stream)
+
+
+def _check_no_ranges(row_offsets: Any, expert_ids: Any, row_indices: Any) -> None:
+    """Counts stand alone."""
+    for name, given in (
+        ("row_offsets", row_offsets),
+        ("expert_ids", expert_ids),
+        ("row_indices", row_indices),
+    ):
+        if given is not None:
+            raise ValueError(
+                f"{name} must not be given together with row_counts: the rows that count are "
+                "the first of each matrix of a, and matrix e belongs to expert e"
+            )
+
+
+def _counted_ranges(row_counts: Any, a: Operand, experts: int, stream: Any) -> Ranges:
+    """The rows that count, of a stack of matrices."""
+    counts = read_counts(row_counts, a.first, "a", OFFSET_DTYPES, stream)
+    matrices, capacity = a.shape[:2]
+    if matrices != experts:
+        raise ValueError(
+            "a and b must have the same first axis (E) with row_counts; got "
+            f"{matrices} matrices of a and {experts} of b"
+        )
+    return Ranges(counts, None, None, matrices, matrices * capacity, capacity)
 
 
 def _check_grouped_operand(a: Operand, ranges: Ranges) -> None:
@@ -240,8 +289,9 @@ class _Product(NamedTuple):
         stream: Any,
     ) -> Any:
         """Check `out`, choose where to run, run."""
-        shape = (rows, self.epilogue.columns(facts["columns"]))
-        self.epilogue.check(*shape, facts.get("experts", 1))
+        columns = self.epilogue.columns(facts["columns"])
+        self.epilogue.check(rows, columns, facts.get("experts", 1))
+        shape = (rows, columns) if self.ranges is None else self.ranges.shape(columns)
         result = Result(out_dtype, shape, out, self.inputs, self.ranges, stream)
         where = _place.place(self.inputs, stream)
         if where.golden:
@@ -274,7 +324,11 @@ class _Product(NamedTuple):
         if self.ranges is not None:
             starts = None if self.a.parts is None else self.a.parts.tile_starts
             facts["starts_dtype"] = None if starts is None else starts.dtype
-            buffers |= {**dict(self.ranges.named), "tile_starts": starts}
+            buffers |= {**self.ranges.buffers(), "tile_starts": starts}
+            if self.ranges.capacity is not None:
+                # Matrices of A are ranges of its rows.
+                kind = facts["decode_a"]
+                facts["decode_a"] = {"batch": "group", "batch_row": "row"}.get(kind, kind)
         _place.launch(
             where,
             again[0],
@@ -319,7 +373,13 @@ def _map_alignment(buffers: dict[str, Any]) -> int:
 def _rows_of(a: Array, where: _place.Place) -> tuple[Array, int]:
     """A plain operand as kernels can read it, and the elements from row to row."""
     view = matrix_view(a.spec, False)
-    if view is None:
+    if view is None or view["batches"] != 1:
+        if view is not None and where.machine is None:
+            raise ValueError(
+                "a must have all rows at the same distance on a GPU; got strides "
+                f"{a.spec.strides} bytes for shape {a.spec.shape}: pass "
+                f"{contiguous_call('a', a.spec)}"
+            )
         a = _place.copied_or_refused("a", a, where)
-        return a, a.shape[1]
+        return a, a.shape[-1]
     return a, view["row_stride"]

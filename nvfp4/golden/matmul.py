@@ -65,9 +65,10 @@ def grouped_matmul(
     a: np.ndarray,
     b: np.ndarray,
     *,
-    row_offsets: Any,
+    row_offsets: Any = None,
     expert_ids: Any = None,
     row_indices: Any = None,
+    row_counts: Any = None,
     alpha: Any = None,
     decode_a: Any = None,
     decode_b: Any = None,
@@ -78,28 +79,38 @@ def grouped_matmul(
 
     Parameters
     ----------
-    a : numpy.ndarray, [R, K], or [M, K] with ``row_indices``
+    a : numpy.ndarray, [R, K], or [M, K] with ``row_indices``, or [E, C, K] with ``row_counts``
         float32 holding element * scale, or plain bfloat16 or float16.
     b : numpy.ndarray, [E, N, K]
-    row_offsets : array_like of int, [G+1]
+    row_offsets : array_like of int, [G+1], optional
+        Missing with ``row_counts``.
     expert_ids : array_like of int, [G], optional
         Default: range i belongs to expert i. Negative, or not below E: switched off.
     row_indices : array_like of int, [R], optional
         Row r of the result reads row row_indices[r] of ``a``.
+    row_counts : array_like of int, [E], optional
+        Of matrix e of ``a`` only the first rows count, so many. Below 0 counts as 0, and beyond C
+        as C.
     alpha : float32 of shape () or [E], or None for 1
     decode_a : float32 of shape (), [G] by range, [M, 1] by row of ``a``, or None for 1
+        With ``row_counts`` [E] or [E, C, 1].
     decode_b : float32 of shape (), [E], [E, N, 1], or None for 1
     out_dtype : str or numpy.dtype
     epilogue : callable, optional
         ``epilogue(values, rows, columns, expert)`` as in `matmul`, called for each range with the
-        rows of the whole result and the range's expert, an int.
+        rows of the whole result and the range's expert, an int. With ``row_counts`` row r of
+        matrix e is row e * C + r.
 
     Returns
     -------
     numpy.ndarray of ``out_dtype``, [R, N] (or what the epilogue makes of the columns)
         Zero in rows of a switched-off range, rows that no range covers, and rows whose index is
-        out of range; the epilogue does not see these.
+        out of range; the epilogue does not see these. With ``row_counts`` [E, C, N], zero behind
+        the counts.
     """
+    if row_counts is not None:
+        more = (alpha, decode_a, decode_b, out_dtype, epilogue)
+        return _counted(a, b, np.asarray(row_counts).astype(np.int64), *more)
     rows = a.shape[0] if row_indices is None else len(row_indices)
     source = np.arange(rows) if row_indices is None else np.asarray(row_indices, dtype=np.int64)
     readable = (source >= 0) & (source < a.shape[0])
@@ -127,6 +138,39 @@ def grouped_matmul(
         if out is None:
             out = np.zeros((rows, _result_columns(epilogue, b.shape[1])), np.float32)
         return cast_float(out, out_dtype)
+
+
+def _counted(
+    a: np.ndarray,
+    b: np.ndarray,
+    counts: np.ndarray,
+    alpha: Any,
+    decode_a: Any,
+    decode_b: Any,
+    out_dtype: Any,
+    epilogue: Callable[..., Any] | None,
+) -> np.ndarray:
+    """Two ranges of each matrix: the rows that count, and the others, which are switched off."""
+    matrices, capacity, depth = a.shape
+    first = np.arange(matrices, dtype=np.int64) * capacity
+    last = first + np.clip(counts, 0, capacity)
+    offsets = np.append(np.stack([first, last], axis=1), matrices * capacity)
+    ids = np.stack([np.arange(matrices), np.full(matrices, -1)], 1).reshape(-1)
+    by_range = None if decode_a is None else np.asarray(decode_a, dtype=np.float32)
+    if by_range is not None and by_range.ndim:
+        by_range = np.repeat(by_range, 2) if by_range.ndim == 1 else by_range.reshape(-1, 1)
+    out = grouped_matmul(
+        a.reshape(-1, depth),
+        b,
+        row_offsets=offsets,
+        expert_ids=ids,
+        alpha=alpha,
+        decode_a=by_range,
+        decode_b=decode_b,
+        out_dtype=out_dtype,
+        epilogue=epilogue,
+    )
+    return out.reshape(matrices, capacity, out.shape[1])
 
 
 def _own(scale: np.ndarray, index: int) -> np.ndarray:

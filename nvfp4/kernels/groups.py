@@ -11,8 +11,15 @@ before. Whatever they hold, every row then belongs to exactly one range, or to n
 first offset, or from the last one on), and the tiles left over by the ranges are enough to number
 the rows of none.
 
+Instead of offsets there may be counts (OFFSETS begins with "counts_"): rows are those of `groups`
+matrices of the same number of rows, the capacity; range i is the first rows of matrix i, and the
+others of it are zeros. Nothing is searched then: matrix i has the tiles that it has alone, the next
+ones behind those of matrix i - 1, as its scales have; those that no counted row is in, and one
+more of each matrix behind all, serve the rows behind the count. Their owner is i + `groups`, which
+is no expert's number.
+
 Compile-time constants: OFFSETS, IDS, INDICES, STARTS: the dtypes "int32", "int64", "uint32" of the
-index arrays, or "none" where a call has no such array.
+index arrays, or "none" where a call has no such array; OFFSETS also "counts_int32"...
 """
 
 from __future__ import annotations
@@ -37,6 +44,25 @@ def load_index(p, i, dtype: str):
     else:
         words = ld_global_v2_u32(p, i * 8, "")
         return i64_of_u32(words[0]) + (i64_of_i32(words[1]) << 32)
+
+
+def counted():
+    """Whether there are counts instead of offsets."""
+    if OFFSETS == "counts_int32" or OFFSETS == "counts_int64" or OFFSETS == "counts_uint32":
+        return True
+    else:
+        return False
+
+
+def load_count(row_counts, i, capacity):
+    """A count: below 0 it counts as 0, beyond the capacity as the capacity."""
+    if OFFSETS == "counts_int64":
+        count = load_index(row_counts, i, "int64")
+    elif OFFSETS == "counts_uint32":
+        count = load_index(row_counts, i, "uint32")
+    else:
+        count = load_index(row_counts, i, "int32")
+    return min(max(count, 0), capacity)
 
 
 def running_max(mask, value, lane, count):
@@ -92,6 +118,43 @@ def rows_of_ranges(row_offsets, base, count, reach, rows, mask, lane):
 
 def find_tile(row_offsets, tile_starts, groups, rows, tile):
     """Find what belongs to a tile; the lanes of a warp call it together, with the same arguments.
+
+    Returns what :func:`tile_of_ranges` does.
+    """
+    if counted():
+        return tile_of_counts(row_offsets, groups, rows, tile)
+    else:
+        return tile_of_ranges(row_offsets, tile_starts, groups, rows, tile)
+
+
+def tile_of_counts(row_counts, groups, rows, tile):
+    """:func:`find_tile` with counts."""
+    capacity = rows // max(groups, 1)
+    each = max((capacity + 127) >> 7, 1)
+    owner = tile // each
+    number = tile - owner * each
+    if owner >= groups:
+        owner = tile - groups * each
+        number = each
+    first_tile = tile
+    start = rows
+    stop = rows
+    if owner < groups:
+        count = load_count(row_counts, owner, capacity)
+        full = (count + 127) >> 7
+        start = owner * capacity
+        if number < full:
+            first_tile = tile - number
+            stop = start + count
+        else:
+            stop = start + capacity
+            start += count + ((number - full) << 7)
+            owner += groups
+    return owner, first_tile, start, stop, 0, 0, rows, 0
+
+
+def tile_of_ranges(row_offsets, tile_starts, groups, rows, tile):
+    """:func:`find_tile` with offsets.
 
     Returns (owner, first_tile, start, stop, tiles, head, tail, taken), all of 64 bits: the range
     that owns the tile, its first tile and its rows; owner is -1 where there is none, and only then

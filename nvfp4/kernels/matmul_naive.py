@@ -460,7 +460,7 @@ def grouped_matmul_kernel(arrays: tuple[str, ...] = ()) -> Kernel:
     )
     constants = {
         **_CONSTANTS,
-        "OFFSETS": _INDICES,
+        "OFFSETS": (*_INDICES, *[f"counts_{dtype}" for dtype in _INDICES]),
         "IDS": ("none", "int32", "int64"),
         "INDICES": ("none", "int32", "int64"),
         "STARTS": ("none", *_INDICES),

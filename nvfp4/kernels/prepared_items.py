@@ -16,6 +16,7 @@ from ..ptx.arith import (
     add_u32,
     div_u32,
     i64_of_u32,
+    le_u32,
     lt_u32,
     min_u32,
     mul_rn,
@@ -27,10 +28,10 @@ from ..ptx.arith import (
 from ..ptx.memory import ld_shared_u32
 from .activations import row_bytes
 from .elements import store_one
-from .groups import expert_of, load_index, row_of_none, source_row
+from .groups import counted, expert_of, load_index, row_of_none, source_row
 from .prepared_sums import slow_sum
 from .products import decode_of_b, epilogue, factor_of_row, pair_epilogue
-from .schedule import range_of_chunk, rows_of_chunk
+from .schedule import length_of_range, range_of_chunk, rows_of_chunk
 
 A_ELEMENT = "none"
 A_LAYOUT = "linear"
@@ -55,7 +56,7 @@ def locate(item, across, ranges, lane):
         owner = range_of_chunk(u32_of_i64(groups), table, chunk_number, lane)
         entry = add_u32(table, shl_u32(owner, 4))
         start = ld_shared_u32(entry)
-        length = sub_u32(ld_shared_u32(add_u32(entry, 16)), start)
+        length = length_of_range(entry, start)
         first_chunk = ld_shared_u32(add_u32(entry, 4))
         chunks = sub_u32(ld_shared_u32(add_u32(entry, 20)), first_chunk)
         # Chunks of a range that share weights come one after the other.
@@ -165,6 +166,29 @@ def scale_row_of(source, tile_row, local):
 
 def blank_rows_of_none(out, table, groups, rows, width):
     """Write zeros to the rows that belong to no range."""
+    if counted():
+        blank_rows_behind_counts(out, table, groups, rows, width)
+    else:
+        blank_rows_outside(out, table, groups, rows, width)
+
+
+def blank_rows_behind_counts(out, table, groups, rows, width):
+    """Write zeros to the rows of each matrix from its count on."""
+    capacity = u32_of_i64(rows // max(groups, 1))
+    row = cuda.blockIdx.x + 0
+    while row < rows:
+        matrix = div_u32(u32_of_i64(row), capacity)
+        count = ld_shared_u32(add_u32(table, add_u32(shl_u32(matrix, 4), 12)))
+        if le_u32(count, sub_u32(u32_of_i64(row), mul_u32(matrix, capacity))):
+            column = cuda.threadIdx.x + 0
+            while column < width:
+                store_one(out, row * width + column, ZERO)
+                column += THREADS
+        row += cuda.gridDim.x
+
+
+def blank_rows_outside(out, table, groups, rows, width):
+    """Write zeros to the rows before the first range and behind the last one."""
     head = i64_of_u32(ld_shared_u32(table))
     tail = i64_of_u32(ld_shared_u32(add_u32(table, shl_u32(u32_of_i64(groups), 4))))
     k = cuda.blockIdx.x + 0

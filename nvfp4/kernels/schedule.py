@@ -4,7 +4,8 @@ Every block makes a table in shared memory when it begins, of 16 bytes for each 
 row, the number of its first chunk, the number of its first tile of 128 rows; and one entry behind
 the last range, which closes all three. Afterwards a warp finds
 the range of a chunk with two looks.
-Offsets count as ``groups`` says: clamped, and never below the one before.
+Offsets count as ``groups`` says: clamped, and never below the one before. Where there are counts
+instead, an entry's fourth word is the range's, since the next one does not begin where it ends.
 
 A range of n rows has ceil(n / CHUNK) chunks of the same size, a multiple of 8 rows, the last of
 which may be smaller.
@@ -39,7 +40,7 @@ from ..ptx.arith import (
 from ..ptx.memory import ld_shared_u32, st_shared_u32
 from ..ptx.warp import ballot, shfl_up_u32, syncwarp
 from .grouped_pieces import sum_of_lanes_up_to
-from .groups import load_index
+from .groups import counted, load_count, load_index
 
 OFFSETS = "int32"
 CHUNK = 8
@@ -73,6 +74,63 @@ def make_table(row_offsets, groups, rows, table, scratch, thread):
 
     `scratch` is room for two words a warp.
     """
+    if counted():
+        make_table_of_counts(row_offsets, groups, rows, table, thread)
+    else:
+        make_table_of_ranges(row_offsets, groups, rows, table, scratch, thread)
+
+
+def make_table_of_counts(row_counts, groups, rows, table, thread):
+    """:func:`make_table` with counts."""
+    capacity = rows // max(groups, 1)
+    tiles = (capacity + 127) >> 7
+    i = i64_of_u32(thread)
+    while i <= groups:
+        at = add_u32(table, u32_of_i64(i * ENTRY))
+        count = capacity - capacity
+        if i < groups:
+            count = load_count(row_counts, i, capacity)
+        put_entry(at, u32_of_i64(i * capacity), u32_of_i64(0), u32_of_i64(i * tiles))
+        st_shared_u32(add_u32(at, 12), u32_of_i64(count))
+        i += THREADS
+    cuda.syncthreads()
+    if lt_u32(thread, 32):
+        number_chunks(u32_of_i64(groups), table, thread)
+    cuda.syncthreads()
+
+
+def number_chunks(groups, table, lane):
+    """Put the number of its first chunk into each entry; one warp, each lane a run of ranges."""
+    per = div_u32(add_u32(groups, 31), 32)
+    first = min_u32(mul_u32(lane, per), groups)
+    last = min_u32(add_u32(first, per), groups)
+    mine = sub_u32(first, first)
+    i = first
+    while lt_u32(i, last):
+        mine = add_u32(mine, chunks_of(ld_shared_u32(add_u32(table, add_u32(shl_u32(i, 4), 12)))))
+        i = add_u32(i, 1)
+    upto = sum_of_lanes_up_to(mine, lane)
+    chunk = sub_u32(upto, mine)
+    i = first
+    while lt_u32(i, last):
+        at = add_u32(table, shl_u32(i, 4))
+        st_shared_u32(add_u32(at, 4), chunk)
+        chunk = add_u32(chunk, chunks_of(ld_shared_u32(add_u32(at, 12))))
+        i = add_u32(i, 1)
+    if le_u32(31, lane):
+        st_shared_u32(add_u32(table, add_u32(shl_u32(groups, 4), 4)), upto)
+
+
+def length_of_range(entry, start):
+    """Rows of the range of an entry, whose first is `start`."""
+    if counted():
+        return ld_shared_u32(add_u32(entry, 12))
+    else:
+        return sub_u32(ld_shared_u32(add_u32(entry, ENTRY)), start)
+
+
+def make_table_of_ranges(row_offsets, groups, rows, table, scratch, thread):
+    """:func:`make_table` with offsets."""
     wrong = True
     if groups <= THREADS:
         # A range for each thread; where offsets are as they should be, that is all.

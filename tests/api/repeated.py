@@ -170,6 +170,20 @@ def grouped_matmul_of_rows(m: Memory) -> Made:
     )
 
 
+def grouped_matmul_of_counts(m: Memory) -> Made:
+    counts = m.put(np.array([2, 0, 5]))
+    return Made(
+        nvfp4.grouped_matmul,
+        {
+            "a": there(m, nvfp4.quantize(values(3, 5, 64), "nvfp4")),
+            "b": there(m, nvfp4.quantize(values(3, 32, 64), "mxfp4")),
+            "row_counts": counts,
+            "out": m.put(np.zeros((3, 5, 32), np.float32)),
+            "out_dtype": "float32",
+        },
+    )
+
+
 def dequantize(m: Memory) -> Made:
     q = there(m, nvfp4.grouped_quantize(values(5, 64), "nvfp4", row_offsets=OFFSETS))
     return Made(dequantize_tensor, {"q": q, "out": m.put(np.zeros((5, 64), np.float32))})
@@ -200,8 +214,8 @@ def deinterleave(m: Memory) -> Made:
 
 CALLS = [
     quantize, quantize_scaled, quantize_by_number, grouped_quantize, matmul, matmul_of_tensors,
-    grouped_matmul, grouped_matmul_of_rows, dequantize, dequantize_prepared, prepare, interleave,
-    deinterleave,
+    grouped_matmul, grouped_matmul_of_rows, grouped_matmul_of_counts, dequantize,
+    dequantize_prepared, prepare, interleave, deinterleave,
 ]  # fmt: skip
 calls = pytest.mark.parametrize("make", CALLS, ids=lambda make: make.__name__)
 

@@ -609,6 +609,45 @@ def test_rows_are_picked_from_linear_scales_alone() -> None:
             nvfp4.grouped_matmul(a, EXPERTS, row_offsets=OFFSETS, row_indices=indices)
 
 
+STACKED = values(3, 5, 64).astype(np.float16)
+COUNTS = np.array([2, 0, 5], np.int32)
+
+
+def test_either_offsets_or_counts_are_given() -> None:
+    with says(TypeError, "row_offsets must be an array", "row_counts"):
+        nvfp4.grouped_matmul(X.astype(np.float16), EXPERTS)
+    for name in ("row_offsets", "expert_ids", "row_indices"):
+        with says(ValueError, f"{name} must not be given", "row_counts"):
+            nvfp4.grouped_matmul(STACKED, EXPERTS, row_counts=COUNTS, **{name: OFFSETS})
+
+
+def test_counts_belong_to_a_stack_of_a_matrix_an_expert() -> None:
+    with says(ValueError, r"a must have shape \[E, capacity, K\]"):
+        nvfp4.grouped_matmul(X.astype(np.float16), EXPERTS, row_counts=COUNTS)
+    with says(ValueError, r"a and b must have the same first axis \(E\)", "2 matrices"):
+        nvfp4.grouped_matmul(STACKED[:2], EXPERTS, row_counts=COUNTS[:2])
+    with says(ValueError, r"row_counts must have shape \(3,\)"):
+        nvfp4.grouped_matmul(STACKED, EXPERTS, row_counts=COUNTS[:2])
+    with says(TypeError, "row_counts", "int32", "int64", "uint32", "int8"):
+        nvfp4.grouped_matmul(STACKED, EXPERTS, row_counts=COUNTS.astype(np.int8))
+    for bad in (-1, 6):
+        with says(ValueError, "row_counts must be from 0 to the capacity, 5", f"{bad} at index 1"):
+            nvfp4.grouped_matmul(STACKED, EXPERTS, row_counts=np.array([0, bad, 0]))
+
+
+def test_out_of_counted_rows_is_a_stack() -> None:
+    with says(ValueError, r"out must have shape \(3, 5, \d+\)"):
+        out = np.zeros((15, EXPERTS.shape[1]), np.float32)
+        more = {"out": out, "out_dtype": "float32"}
+        nvfp4.grouped_matmul(STACKED, EXPERTS, row_counts=COUNTS, **more)
+
+
+def test_a_quantised_result_of_counted_rows_and_prepared_weights_is_refused() -> None:
+    b = nvfp4.prepare_weights(nvfp4.quantize(values(3, 32, 64), "mxfp4"))
+    with nvfp4.simulate(), says(nvfp4.UnsupportedError, "out_dtype", "row_counts"):
+        nvfp4.grouped_matmul(STACKED, b, row_counts=COUNTS, out_dtype="mxfp4")
+
+
 @pytest.mark.parametrize("alpha", [None, "1", True, [1.0]])
 def test_alpha_is_a_number_or_an_array(alpha: Any) -> None:
     with says(TypeError, "alpha"):

@@ -62,6 +62,7 @@ OTHERS: dict[str, tuple[Any, ...]] = {
                  abs, "no", nvfp4.epilogues.relu2()),
     "expert_ids": (None,),
     "row_indices": (None,),
+    "row_counts": (None,),
     "dtype": ("float32", "float16", np.float32, "no"),
     "shape": ((5, 2), [5, 2], (5, 3), (5.0, 2), 5),
     "stream": (0, 7, 8, -1, "no", True, Stream(), None),

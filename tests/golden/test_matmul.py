@@ -215,6 +215,30 @@ def test_a_grouped_epilogue_sees_rows_of_the_whole_result_and_the_expert_and_no_
     assert same_values(out[:2], plain[:2] + np.float32(300))
 
 
+@pytest.mark.parametrize("kind", ["none", "matrix", "row"])
+def test_a_product_of_counted_rows_is_a_loop_of_products_with_zero_rows_behind(kind):
+    rng = np.random.default_rng(71)
+    a, b = rng.standard_normal((3, 4, 32), np.float32), rng.standard_normal((3, 5, 32), np.float32)
+    alpha = np.float32([1, 2, 3])
+    decode = {"none": None, "matrix": alpha * 5, "row": rng.random((3, 4, 1), np.float32)}[kind]
+    seen = []
+
+    def note(v, row, column, expert):
+        seen.append((expert, row.ravel().tolist()))
+        return v + np.float32(1)
+
+    got = golden.grouped_matmul(
+        a, b, row_counts=[2, 0, 9], alpha=alpha, decode_a=decode, epilogue=note
+    )
+    assert got.shape == (3, 4, 5)
+    for e, count in enumerate((2, 0, 4)):
+        own = None if decode is None else decode[e][:count] if kind == "row" else decode[e]
+        expected = golden.matmul(a[e, :count], b[e], alpha=alpha[e], decode_a=own) + np.float32(1)
+        np.testing.assert_array_equal(got[e, :count], expected)
+        assert not got[e, count:].any()
+    assert seen == [(0, [0, 1]), (2, [8, 9, 10, 11])]
+
+
 @pytest.mark.parametrize("fmts", [(MXFP8_E4M3, MXFP4), (NVFP4, MXFP4), (NVFP4, MXFP8_E4M3)])
 def test_operands_may_have_different_formats(fmts):
     operands, values = [], []
