@@ -41,7 +41,7 @@ CASES["PAIRED"] = Case("nvfp4", 131, 190, 192, (64, 128), 2, {}, False, True)
 #: Ranges of an odd and an even number of tiles, and the end of one within a pair, in two pairs of
 #: blocks; one without an expert, with rows of another pair of tiles behind it.
 CASES["GROUPED"] = Case(
-    *("nvfp4", (130, 3, 2, 260), 40, 64, (64, 128), 2),
+    *("nvfp4", (130, 3, 2, 260), 8, 64, (64, 128), 2),
     {"expert_ids": np.array([1, 0, -1, 2], np.int32), "experts": 3},
     paired=True,
 )
