@@ -124,7 +124,8 @@ def card(monkeypatch: pytest.MonkeyPatch, cupy: stubs.Cupy) -> Iterator[Card]:
 
     monkeypatch.setattr(launch, "prepare", lambda *args, **more: Prepared(*args, **more))
     monkeypatch.setattr(launch, "architecture", lambda device: card.arch)
-    monkeypatch.setattr(launch, "device_info", lambda device: SimpleNamespace(processors=132))
+    info = SimpleNamespace(name="a card", processors=132)
+    monkeypatch.setattr(launch, "device_info", lambda device: info)
     monkeypatch.setattr(launch, "run", run_or_record)
     monkeypatch.setattr(_place, "_planner", Plans)
     dense._dense_call.cache_clear()
