@@ -27,6 +27,7 @@ __all__ = [
     "plan_matmul",
     "prepare_weights",
     "quantize",
+    "quantize_rows",
     "rmsnorm_quantize",
     "simulate",
     "swiglu_quantize",
@@ -49,6 +50,7 @@ _HOMES = {
     "plan_matmul": "planned",
     "prepare_weights": "api",
     "quantize": "api",
+    "quantize_rows": "api",
     "rmsnorm_quantize": "api",
     "simulate": "sim",
     "swiglu_quantize": "api",
@@ -79,6 +81,7 @@ if TYPE_CHECKING:
     from .api import matmul as matmul
     from .api import prepare_weights as prepare_weights
     from .api import quantize as quantize
+    from .api import quantize_rows as quantize_rows
     from .api import rmsnorm_quantize as rmsnorm_quantize
     from .api import swiglu_quantize as swiglu_quantize
     from .epilogue import Epilogue as Epilogue

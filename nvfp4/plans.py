@@ -24,6 +24,7 @@ from .plans_flashinfer import flashinfer_tile_starts, pad_offsets, swizzle, unsw
 from .plans_fused import fused_quantize, grouped_fused_quantize
 from .plans_prepare import dequantize_prepared, prepare_weights
 from .plans_products import grouped_matmul, matmul
+from .plans_rows import quantize_rows
 from .plans_seeds import seed_tile_starts
 from .plans_tma import grouped_quantize_tma, quantize_tma
 from .tiling import (
@@ -56,6 +57,7 @@ __all__ = [
     "pad_offsets",
     "prepare_weights",
     "quantize",
+    "quantize_rows",
     "seed_tile_starts",
     "swizzle",
     "unswizzle",

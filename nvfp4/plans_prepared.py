@@ -156,7 +156,7 @@ def prefill(
     Parameters
     ----------
     constants, rows, columns, depth, groups, processors, kernel, args, choice
-        As in :func:`decode`.
+        As in :func:`decode`; COMPUTE and MATRICES of this kernel may be among the constants.
 
     Raises
     ------
@@ -174,7 +174,10 @@ def prefill(
     if mean < many or constants["INPUT"] != "bfloat16":
         return None
     halves = constants["PAIR"] == "halves"
-    most = MOST_TOKENS if constants["A_ELEMENT"] == "none" else MOST_TOKENS_QUANTIZED
+    narrow = constants.get("COMPUTE") == "fp8"
+    copied = narrow or constants["A_ELEMENT"] == "none"
+    most = MOST_TOKENS if copied else MOST_TOKENS_QUANTIZED
+    row = 64 if narrow else 128  # bytes of a row of A in a stage
     if constants["OUTPUT"] == "codes":
         most = min(most, MOST_TOKENS_CODES)
     tokens = tokens_of(mean, groups, most) if choice is None else min(choice.tokens, most)
@@ -183,7 +186,7 @@ def prefill(
     weights = 8 * stripes * (step + 128)
     fetched = max(2, min(8, (56 << 10) // weights - 1))
     room = (222 << 10) - 17408 * stripes - (fetched + 1) * weights - 16 * (groups or 0)
-    stages = max(2, min(MOST_STAGES, room // (tokens * 128 + 24)))
+    stages = max(2, min(MOST_STAGES, room // (tokens * row + 24)))
     own: dict[str, Any] = {
         "GROUPED": groups is not None,
         "CHUNK": tokens,
@@ -194,6 +197,8 @@ def prefill(
         "PENDING": 3,
         "WHOLE": depth % 64 == 0,
         "THREADS": THREADS_SM90,
+        "COMPUTE": constants.get("COMPUTE", "bfloat16"),
+        "MATRICES": constants.get("MATRICES", "all"),
     }
     if groups is None:
         own |= {"OFFSETS": "int32", "IDS": "none", "INDICES": "none", "A_STARTS": "none"}
@@ -204,7 +209,13 @@ def prefill(
     wide = columns // 2 if halves else columns
     items = max(1, chunks * ceil_div(wide, 128 if halves else 256))
     shared = shared_bytes_sm90(
-        tokens=tokens, stripes=stripes, stages=stages, depth=fetched, step=step, groups=groups
+        tokens=tokens,
+        stripes=stripes,
+        stages=stages,
+        depth=fetched,
+        step=step,
+        groups=groups,
+        row=row,
     )
     return Launch(
         program,

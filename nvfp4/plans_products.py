@@ -64,6 +64,7 @@ def matmul(
     out_starts_dtype: None = None,
     aligned: bool = False,
     map_alignment: int = 0,
+    compute: str | None = None,
     reference: bool = False,
     processors: int = 132,
     card: tuple[str, int] | None = None,
@@ -79,6 +80,8 @@ def matmul(
         Canonical names; None for a plain A.
     a_dtype : {"bfloat16", "float16"} or None
         Of a plain A, whose rows begin `a_row_stride` elements apart.
+    compute : {None, "fp8"}
+        "fp8": `a_format` is "e4m3", rows with one scale each; B is prepared.
     a_layout, b_layout : {"linear", "tcgen"} or None
         Of the scales.
     decode_a, decode_b : {"none", "scalar", "row"}
@@ -117,6 +120,8 @@ def matmul(
     """
     facts = (a_format, a_dtype, a_layout, decode_a, b_format, b_layout, decode_b, alpha, aligned)
     constants = _operand_constants(*facts) | _result_constants(out_dtype, out_layout, epilogue)
+    if compute == "fp8":
+        _check_fp8(arch)
     if b_layout == PREPARED:
         indices = ("b_codes",) * 4
         numbers: tuple[int, ...] = (
@@ -234,6 +239,7 @@ def grouped_matmul(
     b_dtype: None = None,
     aligned: bool = False,
     map_alignment: int = 0,
+    compute: str | None = None,
     tile: tuple[int, int, int, bool] | None = None,
     processors: int = 132,
     card: tuple[str, int] | None = None,
@@ -244,7 +250,7 @@ def grouped_matmul(
     ----------
     arch, columns, depth, a_format, a_dtype, b_format, b_layout, b_dtype
         As in :func:`matmul`; B is [experts, columns, depth].
-    out_dtype, out_layout, epilogue, a_row_stride, aligned, map_alignment
+    out_dtype, out_layout, epilogue, a_row_stride, aligned, map_alignment, compute
         As in :func:`matmul`.
     input_rows, rows : int
         Of A, and of the result.
@@ -281,6 +287,8 @@ def grouped_matmul(
     constants = _operand_constants(*facts) | _result_constants(out_dtype, out_layout, epilogue)
     constants |= index_constants(offsets_dtype, ids_dtype, indices_dtype, out_starts_dtype)
     constants["A_STARTS"] = starts_dtype or "none"
+    if compute == "fp8":
+        _check_fp8(arch)
     tiles = allocated_tiles(rows, groups)
     counted = offsets_dtype.startswith("counts_")
     if counted:
@@ -393,14 +401,19 @@ def _prepared(
     }
     key = functools.partial(tuning.key_of, constants, rows, columns, depth, shape["groups"])
     shape["choice"] = tuning.find(card, key)
-    launch = None
+    launches: list[Launch | None] = []
     if arch == "sm_90a":
         kernel = matmul_sm90_kernel(_dtypes(epilogue))
-        launch = plans_prepared.prefill(constants, **shape, kernel=kernel, args=args)
-    if launch is None:
+        narrow = constants["A_SCALE"] == "none" and constants["B_SCALE"] == "e8m0"
+        launches += [
+            plans_prepared.prefill({**constants, **more}, **shape, kernel=kernel, args=args)
+            for more in (_FP8 if narrow else ({},))
+        ]
+    made = [launch for launch in launches if launch is not None]
+    if not made:
         kernel = matmul_decode_kernel(_dtypes(epilogue))
-        launch = plans_prepared.decode(arch, constants, **shape, kernel=kernel, args=args)
-    return (replace(launch, program=_with_epilogue(launch.program, epilogue)),)
+        made = [plans_prepared.decode(arch, constants, **shape, kernel=kernel, args=args)]
+    return tuple(replace(one, program=_with_epilogue(one.program, epilogue)) for one in made)
 
 
 def _prepared_result(out_dtype: str, out_tiles: int) -> tuple[int | str, ...]:
@@ -408,6 +421,22 @@ def _prepared_result(out_dtype: str, out_tiles: int) -> tuple[int | str, ...]:
     out, *more = _result_names(out_dtype)
     starts = "out_tile_starts" if out_dtype in FORMATS else "b_codes"
     return (out, *more, starts, out_tiles)
+
+
+def _check_fp8(arch: str) -> None:
+    """Products on FP8 tensor cores are Hopper's."""
+    if arch != "sm_90a":
+        raise UnsupportedError(
+            f'compute="fp8" needs a GPU of sm_90a (Hopper); got {arch}: leave it out, or pass '
+            "activations in a block format"
+        )
+
+
+#: What the two launches of a product take on FP8 tensor cores: matrices of e4m3 values, the others.
+_FP8 = (
+    {"COMPUTE": "fp8", "MATRICES": "narrow"},
+    {"COMPUTE": "bfloat16", "MATRICES": "others"},
+)
 
 
 def _operand_constants(
@@ -422,9 +451,10 @@ def _operand_constants(
     aligned: bool,
 ) -> dict[str, Any]:
     a, b = FORMATS.get(a_format or ""), FORMATS[b_format]
+    rows = a_format if a_format == "e4m3" else None  # with one scale each
     return {
-        "A_ELEMENT": "none" if a is None else a.element,
-        "A_SCALE": "e8m0" if a is None else a.scale,
+        "A_ELEMENT": rows or ("none" if a is None else a.element),
+        "A_SCALE": "none" if rows else ("e8m0" if a is None else a.scale),
         "A_LAYOUT": "tcgen" if a_layout in ("tcgen", "tcgen_grouped") else "linear",
         "B_ELEMENT": b.element,
         "B_SCALE": b.scale,
@@ -481,7 +511,7 @@ def _row_units(a_format: str | None, depth: int, stride: int | None) -> int:
     """From row to row of A: in elements of a plain array, in bytes of codes."""
     if a_format is None:
         return depth if stride is None else stride
-    return depth // FORMATS[a_format].codes_per_byte
+    return depth if a_format == "e4m3" else depth // FORMATS[a_format].codes_per_byte
 
 
 def _alpha_arguments(alpha: str) -> tuple[str | float, ...]:

@@ -7,6 +7,7 @@ from .fused import rmsnorm_quantize, swiglu_quantize
 from .grouped import grouped_quantize
 from .prepare import prepare_weights
 from .products import grouped_matmul, matmul
+from .rows import quantize_rows
 from .scales import deinterleave_scales, interleave_scales
 
 __all__ = [
@@ -17,6 +18,7 @@ __all__ = [
     "matmul",
     "prepare_weights",
     "quantize",
+    "quantize_rows",
     "rmsnorm_quantize",
     "swiglu_quantize",
 ]

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, Protocol
 
 import numpy as np
 
@@ -152,7 +152,12 @@ def read_operand(
     return operand
 
 
-def check_depth(a: Operand, b: Operand) -> int:
+class _Shaped(Protocol):
+    @property
+    def shape(self) -> tuple[int, ...]: ...
+
+
+def check_depth(a: _Shaped, b: Operand) -> int:
     """K, the same for both operands."""
     if a.shape[-1] != b.shape[-1]:
         raise ValueError(

@@ -12,6 +12,7 @@ from ..arrays import Array
 from ..formats import PREPARED
 from ..tensor import QTensor
 from . import _place
+from ._fp8 import Rows, read_left
 from ._operands import (
     Alpha,
     Operand,
@@ -38,6 +39,8 @@ def matmul(
     out: Any = None,
     out_dtype: Any = "bfloat16",
     epilogue: Any = None,
+    compute: str | None = None,
+    a_scale: Any = None,
     stream: Any = None,
 ) -> Any:
     """The product of `a` [M, K] with `b` [N, K] transposed.
@@ -62,6 +65,16 @@ def matmul(
     epilogue : nvfp4.Epilogue or function, optional
         Compiled into the kernel; a function ``fn(value, row, column, expert)`` is an Epilogue
         without arrays.
+    compute : {None, "bfloat16", "fp8"}
+        "fp8": rows of `a` are e4m3 with one scale each, products go to FP8 tensor cores where the
+        weights' values are e4m3 values up to a power of two, found when they are prepared. `a` is
+        then an array of e4m3 codes (uint8, or a library's float8_e4m3fn), or of bfloat16 or
+        float16, whose rows are quantised first as :func:`nvfp4.quantize_rows` does, into memory
+        that this call allocates. `b` is prepared mxfp4 or nvfp4. On sm_90a. Each element of `a`
+        is rounded by 2^-4 of itself at most (2^-10 of its row's scale, if that is more); docs/
+        decisions.md, D25, has the definition and what tensor cores do to sums.
+    a_scale : array of float32, [M, 1] or [M], optional
+        The scales of rows of e4m3 codes.
     stream : optional
         None (the current stream of the library of `a`), an int, or an object with
         ``__cuda_stream__``.
@@ -77,15 +90,17 @@ def matmul(
         `a` or `b` is of another kind (a tuple of codes and scales, an array of float32...), or a
         dtype is another one.
     ValueError
-        Shapes that do not fit; arrays on different devices; an `out` that overlaps an operand.
+        Shapes that do not fit; arrays on different devices; an `out` that overlaps an operand;
+        ``compute="fp8"`` and weights that are not prepared.
     UnsupportedError
-        There is no kernel for this GPU and these formats.
+        There is no kernel for this GPU and these formats; ``compute="fp8"`` elsewhere than on
+        sm_90a, or with other formats.
     """
-    again = "matmul", (out_dtype,), (a, b, alpha, epilogue, out)
+    again = "matmul", (out_dtype, compute), (a, b, alpha, epilogue, out, a_scale)
     if out is not None and repeat(again, stream):
         return out
-    left = read_operand("a", a, ("M", "K"), plain=True, stream=stream)
     right = read_operand("b", b, ("N", "K"), plain=False, stream=stream)
+    left = read_left(a, a_scale, right, ("M", "K"), compute, stream)
     for operand in (left, right):
         if operand.parts is not None and operand.parts.groups is not None:
             raise ValueError(f"{operand.name} is a grouped QTensor: use nvfp4.grouped_matmul")
@@ -109,6 +124,8 @@ def grouped_matmul(
     out: Any = None,
     out_dtype: Any = "bfloat16",
     epilogue: Any = None,
+    compute: str | None = None,
+    a_scale: Any = None,
     stream: Any = None,
 ) -> Any:
     """The product of each range of rows of `a` with the matrix of its expert, transposed.
@@ -137,7 +154,7 @@ def grouped_matmul(
         one beyond the capacity as the capacity.
     alpha : None, number, or array of float32, () or [E], optional
         One factor, or one by expert.
-    out, out_dtype, epilogue, stream
+    out, out_dtype, epilogue, compute, a_scale, stream
         As in :func:`nvfp4.matmul`; the result has R rows. Quantised, it is a grouped QTensor; with
         `row_counts` a stack of matrices. An epilogue then sees row e * capacity + r for row r of
         matrix e, and its arrays have E * capacity rows.
@@ -163,19 +180,19 @@ def grouped_matmul(
     """
     again = (
         "grouped_matmul",
-        (out_dtype, asked()),
-        (a, b, row_offsets, expert_ids, row_indices, row_counts, alpha, epilogue, out),
+        (out_dtype, compute, asked()),
+        (a, b, row_offsets, expert_ids, row_indices, row_counts, alpha, epilogue, out, a_scale),
     )
     if out is not None and repeat(again, stream):
         return out
-    if row_counts is None:
-        if row_offsets is None:
-            raise TypeError("row_offsets must be an array without row_counts; both are None")
-        left = read_operand("a", a, ("R", "K"), plain=True, stream=stream)
-    else:
+    axes: tuple[str, ...] = ("R", "K")
+    if row_counts is not None:
         _check_no_ranges(row_offsets, expert_ids, row_indices)
-        left = read_operand("a", a, ("E", "capacity", "K"), plain=True, stream=stream)
+        axes = ("E", "capacity", "K")
+    elif row_offsets is None:
+        raise TypeError("row_offsets must be an array without row_counts; both are None")
     right = read_operand("b", b, ("E", "N", "K"), plain=False, stream=stream)
+    left = read_left(a, a_scale, right, axes, compute, stream)
     depth = check_depth(left, right)
     experts, columns = right.shape[:2]
     if row_counts is None:
@@ -212,7 +229,7 @@ def _check_no_ranges(row_offsets: Any, expert_ids: Any, row_indices: Any) -> Non
             )
 
 
-def _counted_ranges(row_counts: Any, a: Operand, experts: int, stream: Any) -> Ranges:
+def _counted_ranges(row_counts: Any, a: Operand | Rows, experts: int, stream: Any) -> Ranges:
     """The rows that count, of a stack of matrices."""
     counts = read_counts(row_counts, a.first, "a", OFFSET_DTYPES, stream)
     matrices, capacity = a.shape[:2]
@@ -224,7 +241,7 @@ def _counted_ranges(row_counts: Any, a: Operand, experts: int, stream: Any) -> R
     return Ranges(counts, None, None, matrices, matrices * capacity, capacity)
 
 
-def _check_grouped_operand(a: Operand, ranges: Ranges) -> None:
+def _check_grouped_operand(a: Operand | Rows, ranges: Ranges) -> None:
     """How a quantised `a` goes with the ranges."""
     q, parts = a.q, a.parts
     if q is None or parts is None:
@@ -261,7 +278,7 @@ def _check_grouped_operand(a: Operand, ranges: Ranges) -> None:
 class _Product(NamedTuple):
     """A checked product, ready to get its result."""
 
-    a: Operand
+    a: Operand | Rows
     b: Operand
     alpha: Alpha
     epilogue: ReadEpilogue
@@ -336,7 +353,7 @@ class _Product(NamedTuple):
             buffers,
             outputs=result.outputs,
             strided="a",
-            again=None if out is None else again,
+            again=None if out is None or (isinstance(self.a, Rows) and self.a.made) else again,
         )
         return result.out
 
@@ -362,7 +379,7 @@ def _map_alignment(buffers: dict[str, Any]) -> int:
     0 for a plain A, and where scales are not multiples of 16.
     """
     if (
-        buffers["a_codes"] is None
+        buffers["a_scales"] is None
         or (buffers["a_scales"].pointer | buffers["b_scales"].pointer) & 15
     ):
         return 0

@@ -19,6 +19,7 @@ from .interleave import deinterleave_scales, interleave_scales
 from .matmul import grouped_matmul, matmul
 from .prepare import prepare_weights, unprepare_weights
 from .quantize import quantize
+from .rows import quantize_rows
 from .scales import amax_encode_scale, e8m0_scale, row_amax_encode_scale
 
 __all__ = [
@@ -41,6 +42,7 @@ __all__ = [
     "matmul",
     "prepare_weights",
     "quantize",
+    "quantize_rows",
     "row_amax_encode_scale",
     "unprepare_weights",
     "widen",

@@ -1,14 +1,16 @@
 """The activations of a product, eight neighbours of a row at a time, as pairs of bfloat16.
 
 A plain row of bfloat16 is taken as it is; of float16 the words are left as they are, for
-``mma_tiles.upper_half`` and its twin. Codes are multiplied by their scale, exactly.
+``mma_tiles.upper_half`` and its twin. Codes are multiplied by their scale, exactly; A_SCALE is
+"none" where they have no block scales.
 
 Compile-time constants: A_ELEMENT, A_SCALE, A_LAYOUT, INPUT, as in ``matmul_naive``.
 """
 
 from __future__ import annotations
 
-from ..ptx.arith import and_u32, gt_u32, ne_u32, or_u32, sub_u32
+from ..ptx.arith import and_u32, gt_u32, ne_u32, or_u32, shr_u32, sub_u32
+from ..ptx.convert import bf16x2_of_e4m3x2
 from ..ptx.memory import ld_global_u32, ld_global_v2_u32, ld_global_v4_u32
 from .mma_tiles import HIGHEST, LOWEST, four_pairs, scale_byte, scale_pair, two_pairs
 
@@ -48,6 +50,14 @@ def chunk(a, a_scales, at, scale_row, column, depth):
     """
     if A_ELEMENT == "none":
         return ld_global_v4_u32(a, at + column * 2, ""), False
+    elif A_SCALE == "none":
+        words = ld_global_v2_u32(a, at + column, "")
+        return (
+            bf16x2_of_e4m3x2(and_u32(words[0], 0xFFFF)),
+            bf16x2_of_e4m3x2(shr_u32(words[0], 16)),
+            bf16x2_of_e4m3x2(and_u32(words[1], 0xFFFF)),
+            bf16x2_of_e4m3x2(shr_u32(words[1], 16)),
+        ), False
     else:
         byte = scale_byte(a_scales, 0, scale_row, column // 16, depth, A_SCALE, A_LAYOUT)
         factor = scale_pair(byte, A_SCALE)

@@ -16,14 +16,19 @@ What bfloat16 cannot hold is multiplied again as in ``matmul_decode``.
 Constraints: those of ``matmul_decode``; A is bfloat16, or quantised and CHUNK at most 128. Grid:
 any number of blocks, one a multiprocessor. Shared memory: :func:`shared_bytes`.
 
-Compile-time constants: those of ``matmul_decode`` that are not its own; CHUNK, rows of A of a tile,
-a multiple of 8; HALF_TOKENS, half of it; STRIPES, 64 columns of each warpgroup; STAGES of the ring;
-DEPTH, steps whose weights are on their way; PENDING, products under way, at most twice STRIPES.
+With COMPUTE "fp8" rows of A are e4m3 with one scale each, A_SCALE is "none", and products are of
+e4m3: see ``fp8_operands``. MATRICES says which matrices this launch is for: see ``fp8_matrices``.
+
+Compile-time constants: those of ``matmul_decode`` that are not its own; COMPUTE, MATRICES; CHUNK,
+rows of A of a tile, a multiple of 8; HALF_TOKENS, half of it; STRIPES, 64 columns of each
+warpgroup; STAGES of the ring; DEPTH, steps whose weights are on their way; PENDING, products under
+way, at most twice STRIPES.
 """
 
 from __future__ import annotations
 
 import functools
+from typing import Any
 
 import numpy as np
 
@@ -90,12 +95,22 @@ from ..ptx.wgmma import (
     wgmma_fence,
     wgmma_keep,
     wgmma_rs_bf16,
+    wgmma_rs_e4m3,
     wgmma_wait,
     wgmma_wait_group,
     wgmma_zeros,
 )
-from .activations import chunk, may_be_extreme
+from .activations import chunk, may_be_extreme, row_bytes
 from .elements import store_one
+from .fp8_matrices import is_ours, number_our_chunks
+from .fp8_operands import (
+    copy_rows_of_bytes,
+    early_bytes,
+    late_bytes,
+    less_of_matrix,
+    narrow_factor,
+    narrow_multipliers,
+)
 from .groups import source_row
 from .matmul_decode import CODES_PARAMETERS, CODES_VARIANT
 from .matmul_naive import grouped_matmul_kernel
@@ -106,6 +121,7 @@ from .prepared_items import (
     final_value,
     locate,
     row_of_item,
+    row_to_copy,
     scale_row_of,
     slow_value,
 )
@@ -125,6 +141,7 @@ from .rings import next_stage
 from .schedule import chunk_count, make_table, table_bytes
 
 A_ELEMENT = "none"
+A_SCALE = "e8m0"
 B_ELEMENT = "e2m1"
 PAIR = "none"
 OUTPUT = "bfloat16"
@@ -136,6 +153,8 @@ STAGES = 5
 DEPTH = 4
 PENDING = 3
 WHOLE = True
+COMPUTE = "bfloat16"
+MATRICES = "all"
 
 ZERO = np.float32(0.0)
 THREADS = 512
@@ -152,7 +171,10 @@ PITCH = 272
 
 def stage_bytes():
     """Bytes of a stage: 64 columns of CHUNK rows."""
-    return CHUNK * 128
+    if COMPUTE == "fp8":
+        return CHUNK * 64
+    else:
+        return CHUNK * 128
 
 
 def piece_bytes():
@@ -180,9 +202,17 @@ def barriers_at():
     return weights_at() + 8 * (DEPTH + 1) * STRIPES * slot_bytes() + 16
 
 
+def rows_are_copied():
+    """Whether rows of A go to shared memory as they are."""
+    if COMPUTE == "fp8" or A_ELEMENT == "none":
+        return True
+    else:
+        return False
+
+
 def producers_of_stage():
     """Threads that tell a stage."""
-    if A_ELEMENT == "none":
+    if rows_are_copied():
         return 128
     else:
         return 32
@@ -236,12 +266,14 @@ def produce_two(a, a_scales, r0, r1, column, depth, stage, first, half, free, pa
     """Bring up to 32 rows of a step, from row `first` of the tile on; 16 rows a warp's load."""
     w0, e0 = half_row(a, a_scales, r0, column, depth)
     w1, e1 = w0, e0
-    if CHUNK > 16:
+    if CHUNK > 16 and A_SCALE != "none":
         w1, e1 = half_row(a, a_scales, r1, column, depth)
     # The stage is waited for behind the loads, which take as long.
     mbarrier_wait_parity(free, parity)
     put_if(stage, first, half, w0)
     if CHUNK > 16:
+        if A_SCALE == "none":  # one row after the other, for want of registers
+            w1, _ = half_row(a, a_scales, r1, column, depth)
         put_if(stage, add_u32(first, 16), half, w1)
     return e0 | e1
 
@@ -319,14 +351,6 @@ def copy_rows(
             stage, parity = next_stage(stage, parity)
             step = add_u32(step, 1)
         item = add_u32(item, beyond)
-
-
-def row_to_copy(a_rows, here, local):
-    """The row of A of a row of the tile; any, where there is none."""
-    row_indices, input_rows = a_rows
-    local = min_u32(local, sub_u32(here[3], 1))
-    source = source_row(row_indices, i64_of_u32(add_u32(here[2], local)), input_rows)
-    return u32_of_i64(max(source, 0))
 
 
 def relay(item, items, beyond, steps, brought, full, lane):
@@ -460,6 +484,39 @@ def multiply(acc, w, rows):
     wgmma_commit_group()
     wgmma_wait_group(PENDING)
     return acc
+
+
+def multiply_bytes(acc, w, rows):
+    """The same of e4m3."""
+    wgmma_fence()
+    acc = wgmma_rs_e4m3(acc, w, rows, True)
+    wgmma_commit_group()
+    wgmma_wait_group(PENDING)
+    return acc
+
+
+def multipliers_of_slot(slot, less):
+    """What a lane's codes of a step are multiplied by."""
+    if COMPUTE == "fp8":
+        return narrow_multipliers(ld_shared_u32(slot), less)
+    else:
+        return multipliers(ld_shared_u32(slot))
+
+
+def descriptor_of_stage(at):
+    """Of the rows of A of a stage."""
+    if COMPUTE == "fp8":
+        return wgmma_descriptor(at, 64, 16, 512)
+    else:
+        return wgmma_descriptor(at, 128, 16, 1024)
+
+
+def factor_of_sums(b_scales, header):
+    """What the sums of a matrix must be multiplied by."""
+    if COMPUTE == "fp8":
+        return narrow_factor(b_scales, header)
+    else:
+        return factor_of_matrix(b_scales, header)
 
 
 def first_fragment(codes, scales):
@@ -758,15 +815,23 @@ def matmul_sm90(
     if GROUPED:
         scratch = add_u32(table, u32_of_i64(table_bytes(groups)))
         make_table(row_offsets, groups, rows, table, scratch, thread)
+        if MATRICES != "all":
+            matrix_bytes = matrix_records(i64_of_u32(row_blocks), i64_of_u32(steps))
+            number_our_chunks(b_scales, expert_ids, experts, groups, table, matrix_bytes, thread)
         items = mul_u32(chunk_count(u32_of_i64(groups), table), across)
     else:
         items = mul_u32(div_u32(add_u32(u32_of_i64(rows), CHUNK - 1), CHUNK), across)
+        if MATRICES != "all":
+            if not is_ours(b_scales, 0, 0):
+                items = u32_of_i64(0)
         cuda.syncthreads()
     to = (out, b_decode, e0, e1, e2, e3)
     codes = (out_scales, out_decode, out_tile_starts, out_tiles)
     a_rows = (row_indices, input_rows)
     ranges = (expert_ids, tile_starts, table, groups, experts, tiles, rows)
-    if OUTPUT == "codes":
+    if MATRICES == "others":
+        pass  # the other launch did
+    elif OUTPUT == "codes":
         blank_rest(codes, out, table, groups, rows, result_columns(columns))
     elif GROUPED:
         blank_rows_of_none(out, table, groups, rows, result_columns(columns))
@@ -778,7 +843,13 @@ def matmul_sm90(
             relay(item, items, beyond, steps, brought, full, lane)
     elif ge_u32(warp, CONSUMERS // 32):
         mine = sub_u32(warp, CONSUMERS // 32)
-        if A_ELEMENT == "none":
+        if COMPUTE == "fp8":
+            setmaxnreg_dec(40)
+            copy_rows_of_bytes(
+                a, a_rows, ranges, item, items, beyond, across, row_bytes(a_stride), depth, steps,
+                ring, brought, empty, mine, lane,
+            )  # fmt: skip
+        elif A_ELEMENT == "none":
             setmaxnreg_dec(40)
             copy_rows(
                 a,
@@ -798,7 +869,7 @@ def matmul_sm90(
                 lane,
             )
         else:
-            setmaxnreg_dec(88)
+            setmaxnreg_dec(120)
             extreme = make_rows(
                 a,
                 a_scales,
@@ -822,7 +893,7 @@ def matmul_sm90(
                     atom_max_shared_u32(flags, 1)
         bar_arrive(3, CONSUMERS + 32 * PRODUCER_WARPS)
     else:
-        if A_ELEMENT == "none":
+        if rows_are_copied():
             setmaxnreg_inc(208)
         else:
             setmaxnreg_inc(184)
@@ -907,6 +978,10 @@ def consume(
         if STRIPES == 2:
             acc1 = wgmma_zeros(HALF_TOKENS)
         step = none
+        less = none
+        if COMPUTE == "fp8":
+            matrix_bytes = matrix_records(i64_of_u32(row_blocks), i64_of_u32(steps))
+            less = less_of_matrix(b_scales, max(expert, 0) * matrix_bytes)
         while lt_u32(step, steps):
             # To the place that the step before has left.
             if eq_u32(left, 0):
@@ -929,34 +1004,43 @@ def consume(
             code_slot = add_u32(code_slots, mul_u32(slot, STRIPES * slot_bytes()))
             record_slot = add_u32(record_slots, mul_u32(slot, STRIPES * slot_bytes()))
             q0 = codes_of_slot(code_slot)
-            scale0 = multipliers(ld_shared_u32(record_slot))
+            scale0 = multipliers_of_slot(record_slot, less)
             p0 = q0
             scale1 = scale0
             if STRIPES == 2:
                 p0 = codes_of_slot(add_u32(code_slot, slot_bytes()))
-                scale1 = multipliers(ld_shared_u32(add_u32(record_slot, slot_bytes())))
+                scale1 = multipliers_of_slot(add_u32(record_slot, slot_bytes()), less)
             slot = add_u32(slot, 1)
             if lt_u32(DEPTH, slot):
                 slot = none
             mbarrier_wait_parity(add_u32(full, shl_u32(stage, 3)), parity)
-            rows = wgmma_descriptor(add_u32(ring, mul_u32(stage, stage_bytes())), 128, 16, 1024)
-            acc0 = multiply(acc0, first_fragment(q0, scale0), rows)
-            if STRIPES == 2:
-                acc1 = multiply(acc1, first_fragment(p0, scale1), rows)
-            acc0 = multiply(acc0, second_fragment(q0, scale0), rows + 2)
-            if STRIPES == 2:
-                acc1 = multiply(acc1, second_fragment(p0, scale1), rows + 2)
+            rows = descriptor_of_stage(add_u32(ring, mul_u32(stage, stage_bytes())))
+            if COMPUTE == "fp8":
+                acc0 = multiply_bytes(acc0, early_bytes(q0[0], q0[1], scale0), rows)
+                if STRIPES == 2:
+                    acc1 = multiply_bytes(acc1, early_bytes(p0[0], p0[1], scale1), rows)
+                acc0 = multiply_bytes(acc0, late_bytes(q0[2], q0[3], scale0), rows + 2)
+                if STRIPES == 2:
+                    acc1 = multiply_bytes(acc1, late_bytes(p0[2], p0[3], scale1), rows + 2)
+            else:
+                acc0 = multiply(acc0, first_fragment(q0, scale0), rows)
+                if STRIPES == 2:
+                    acc1 = multiply(acc1, first_fragment(p0, scale1), rows)
+                acc0 = multiply(acc0, second_fragment(q0, scale0), rows + 2)
+                if STRIPES == 2:
+                    acc1 = multiply(acc1, second_fragment(p0, scale1), rows + 2)
             # Up to now a product of the step before may have been under way.
             if started and eq_u32(lane, 0):
                 mbarrier_arrive(before)
             started = True
             before = add_u32(empty, shl_u32(stage, 3))
-            acc0 = multiply(acc0, third_fragment(q0, scale0), rows + 4)
-            if STRIPES == 2:
-                acc1 = multiply(acc1, third_fragment(p0, scale1), rows + 4)
-            acc0 = multiply(acc0, fourth_fragment(q0, scale0), rows + 6)
-            if STRIPES == 2:
-                acc1 = multiply(acc1, fourth_fragment(p0, scale1), rows + 6)
+            if COMPUTE != "fp8":
+                acc0 = multiply(acc0, third_fragment(q0, scale0), rows + 4)
+                if STRIPES == 2:
+                    acc1 = multiply(acc1, third_fragment(p0, scale1), rows + 4)
+                acc0 = multiply(acc0, fourth_fragment(q0, scale0), rows + 6)
+                if STRIPES == 2:
+                    acc1 = multiply(acc1, fourth_fragment(p0, scale1), rows + 6)
             stage, parity = next_stage(stage, parity)
             step = add_u32(step, 1)
         acc0 = wgmma_wait(acc0, 0)
@@ -969,7 +1053,7 @@ def consume(
         of_matrix = ZERO
         if expert >= 0:
             header_at = expert * matrix_records(i64_of_u32(row_blocks), i64_of_u32(steps))
-            rebase = factor_of_matrix(b_scales, header_at)
+            rebase = factor_of_sums(b_scales, header_at)
             of_matrix = decode_of_matrix(to[1], expert)
             if rebase == ZERO:
                 plain = True
@@ -1015,16 +1099,24 @@ def leave_and_store(
 
 
 def shared_bytes(
-    *, tokens: int, stripes: int, stages: int, depth: int, step: int, groups: int | None
+    *,
+    tokens: int,
+    stripes: int,
+    stages: int,
+    depth: int,
+    step: int,
+    groups: int | None,
+    row: int = 128,
 ) -> int:
     """Bytes of shared memory of a block.
 
-    `depth` is DEPTH, `step` the bytes of a step's codes; `groups` is None in a dense product.
+    `depth` is DEPTH, `step` the bytes of a step's codes, `row` those of a row of A in a stage;
+    `groups` is None in a dense product.
     """
     weights = 8 * (depth + 1) * stripes * (step + 128)
     table = 0 if groups is None else table_bytes(groups) + 8 * (THREADS // 32)
     results = 2 * stripes * PIECE * PITCH
-    return stages * tokens * 128 + results + weights + 16 + 24 * stages + table
+    return stages * tokens * row + results + weights + 16 + 24 * stages + table
 
 
 _SHARED_WITH_NAIVE = (
@@ -1043,6 +1135,9 @@ _HERE = {
     "PENDING": (1, 2, 3),
     "WHOLE": (True, False),
     "THREADS": (THREADS,),
+    "A_SCALE": ("e4m3", "e8m0", "none"),
+    "COMPUTE": ("bfloat16", "fp8"),
+    "MATRICES": ("all", "narrow", "others"),
 }
 
 
@@ -1076,15 +1171,20 @@ def variant(b: str = "mxfp4", tokens: int = 128, **more: object) -> dict:
         **{"STRIPES": 2, "STAGES": 5, "DEPTH": 4, "PENDING": 3, "WHOLE": True},
         **{"ELEMENT": "e2m1", "SCALE": "e8m0", "LAYOUT": "linear", "STARTS": "none"},
         **{"ROUNDING": "rceil", "UNIT": True, "THREADS": THREADS},
+        **{"COMPUTE": "bfloat16", "MATRICES": "all"},
         **more,
     }
 
+
+_FP8: dict[str, Any] = {"A_ELEMENT": "e4m3", "A_SCALE": "none", "DECODE_A": "row"}
 
 VARIANTS = {
     "matmul_sm90": (
         variant(),
         variant("nvfp4", 32, DEPTH=8),
         variant("mxfp8_e4m3", 64, GROUPED=False, DECODE_B="scalar", INDICES="none"),
+        variant(**_FP8, COMPUTE="fp8", MATRICES="narrow"),
+        variant(**_FP8, MATRICES="others"),
         variant(PAIR="interleaved", **CODES_VARIANT),
     ),
 }

@@ -156,6 +156,14 @@ def slow_value(to, row, column, columns, expert, factors, source, owner, operand
     return final_value(to, row, column, columns, expert, s0, s1, plainly, source, owner)
 
 
+def row_to_copy(a_rows, here, local):
+    """The row of A of a row of the tile; any, where there is none."""
+    row_indices, input_rows = a_rows
+    local = min_u32(local, sub_u32(here[3], 1))
+    source = source_row(row_indices, i64_of_u32(add_u32(here[2], local)), input_rows)
+    return u32_of_i64(max(source, 0))
+
+
 def scale_row_of(source, tile_row, local):
     """The row of the scales of a row of A."""
     if A_LAYOUT == "tcgen":

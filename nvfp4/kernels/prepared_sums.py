@@ -33,7 +33,7 @@ def slow_sum(a, a_scales, a_at, a_scale_row, b, b_scales, expert, n, columns, de
     sa = ONE
     k = 0
     while k < depth:
-        if A_ELEMENT != "none":
+        if A_ELEMENT != "none" and A_SCALE != "none":
             sa = scale_of_piece(a_scales, 0, a_scale_row, k // 16, depth, A_SCALE, A_LAYOUT)
         v = operand8(a, a_at, k, A_ELEMENT, sa)
         w = prepared8(b, codes_at, b_scales, scales_at, n, k, depth, B_ELEMENT, B_SCALE)

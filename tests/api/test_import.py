@@ -15,8 +15,8 @@ import nvfp4
 PUBLIC = {
     "BlockFormat", "Epilogue", "QTensor", "SimulationError", "ToolchainError", "UnsupportedError",
     "deinterleave_scales", "epilogues", "grouped_matmul", "grouped_quantize", "interleave_scales",
-    "matmul", "plan_matmul", "prepare_weights", "quantize", "rmsnorm_quantize", "simulate",
-    "swiglu_quantize",
+    "matmul", "plan_matmul", "prepare_weights", "quantize", "quantize_rows", "rmsnorm_quantize",
+    "simulate", "swiglu_quantize",
 }  # fmt: skip
 
 SIGNATURES = {
@@ -31,9 +31,12 @@ SIGNATURES = {
     "out=None, stream=None)",
     "grouped_quantize": "(x, format, *, row_offsets, expert_ids=None, row_indices=None, "
     "encode_scale=None, scale_rounding='rceil', scale_layout='tcgen', out=None, stream=None)",
-    "matmul": "(a, b, *, alpha=1.0, out=None, out_dtype='bfloat16', epilogue=None, stream=None)",
-    "grouped_matmul": "(a, b, *, row_offsets, expert_ids=None, row_indices=None, alpha=None, "
-    "out=None, out_dtype='bfloat16', epilogue=None, stream=None)",
+    "matmul": "(a, b, *, alpha=1.0, out=None, out_dtype='bfloat16', epilogue=None, compute=None, "
+    "a_scale=None, stream=None)",
+    "grouped_matmul": "(a, b, *, row_offsets=None, expert_ids=None, row_indices=None, "
+    "row_counts=None, alpha=None, out=None, out_dtype='bfloat16', epilogue=None, compute=None, "
+    "a_scale=None, stream=None)",
+    "quantize_rows": "(x, *, out=None, stream=None)",
     "prepare_weights": "(b, *, out=None, stream=None)",
     "interleave_scales": "(scales, *, out=None, stream=None)",
     "deinterleave_scales": "(scales, shape, *, out=None, stream=None)",
