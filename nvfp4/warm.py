@@ -37,7 +37,7 @@ from .program import Program
 from .sim import machine as _machine
 from .tensor import QTensor
 
-__all__ = ["CALLS", "expand", "operand", "programs", "read_shapes", "recording"]
+__all__ = ["CALLS", "expand", "operand", "programs", "read_shapes", "ready_epilogue", "recording"]
 
 
 class _Recorder(_machine.Machine):
@@ -176,7 +176,11 @@ def _scale(value: Any, count: int) -> Any:
 
 
 def _qtensor(
-    format: str, shape: tuple[int, ...], scale_layout: str, offsets: np.ndarray | None = None
+    format: str,
+    shape: tuple[int, ...],
+    scale_layout: str,
+    offsets: np.ndarray | None = None,
+    decode_scale: Any = None,
 ) -> QTensor:
     fmt = block_format(format)
     scales = scale_shape(fmt, shape, scale_layout)
@@ -190,6 +194,7 @@ def _qtensor(
         shape=shape,
         scale_layout=scale_layout,
         groups=offsets,
+        decode_scale=decode_scale,
     )
 
 
@@ -202,7 +207,8 @@ def operand(
     return _array(shape, kind)
 
 
-def _epilogue(name: str | None) -> Any:
+def ready_epilogue(name: str | None) -> Any:
+    """An epilogue of the package by its name."""
     if name is None:
         return None
     if name not in ("relu2", "swiglu"):
@@ -385,7 +391,7 @@ def _matmul(
         _prepared(_qtensor(b, (n, k), scale_layout), prepared),
         alpha=_scale(alpha, 1),
         out_dtype=out_dtype,
-        epilogue=_epilogue(epilogue),
+        epilogue=ready_epilogue(epilogue),
     )
 
 
@@ -406,6 +412,7 @@ def _grouped_matmul(
     epilogue: str | None = None,
     scale_layout: str = "tcgen",
     prepared: bool = False,
+    b_decode_scale: Any = None,
 ) -> None:
     groups = groups or experts
     ranges: dict[str, Any]
@@ -423,11 +430,14 @@ def _grouped_matmul(
         }
     api.grouped_matmul(
         left,
-        _prepared(_qtensor(b, (experts, n, k), scale_layout), prepared),
+        _prepared(
+            _qtensor(b, (experts, n, k), scale_layout, None, _scale(b_decode_scale, experts)),
+            prepared,
+        ),
         **ranges,
         alpha=_scale(alpha, experts),
         out_dtype=out_dtype,
-        epilogue=_epilogue(epilogue),
+        epilogue=ready_epilogue(epilogue),
     )
 
 

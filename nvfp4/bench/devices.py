@@ -343,8 +343,13 @@ def _usable() -> Iterator[Callable[[], Device]]:
         yield CupyDevice
 
 
-def find_device() -> Device:
+def find_device(purpose: str = "benchmarks need") -> Device:
     """The card of this machine, through the best library there is.
+
+    Parameters
+    ----------
+    purpose
+        What an error begins with.
 
     Raises
     ------
@@ -357,12 +362,10 @@ def find_device() -> Device:
         device_info(current_device())
     except ToolchainError as error:
         reason = str(error).partition(";")[0]
-        raise ToolchainError(
-            f"benchmarks need a GPU, and none can be used here: {reason}"
-        ) from error
+        raise ToolchainError(f"{purpose} a GPU, and none can be used here: {reason}") from error
     for make in _usable():
         return make()
     raise ToolchainError(
-        "benchmarks need PyTorch with CUDA, or CuPy, for their arrays; install one with: "
+        f"{purpose} PyTorch with CUDA, or CuPy, for arrays; install one with: "
         "pip install 'nvfp4[cuda13]'"
     )

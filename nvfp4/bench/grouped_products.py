@@ -92,6 +92,7 @@ def calls(options: Options, layers: Iterable[Layer] = GROUPED_PRODUCTS) -> list[
     made: list[dict[str, Any]] = []
     for fmt in options.chosen(FORMATS_BY_DEFAULT):
         base = {"call": "grouped_matmul", "a": "bfloat16", "b": fmt, "prepared": True}
+        base["b_decode_scale"] = "by_expert"  # as make_weights has it
         made.append(base | dict(zip(("n", "k", "m", "experts"), _PROBE, strict=True)))
         for layer in layers:
             shape = {"n": layer.columns, "k": layer.depth, "experts": layer.experts}

@@ -288,3 +288,18 @@ def test_every_shape_that_the_budget_does_not_reach_is_in_the_table() -> None:
         rows = run(module, shapes, budget=-1)
         assert [r.shape for r in rows] == labels
         assert all(r.us is None and "budget" in r.note for r in rows)
+
+
+def test_the_kernels_of_a_layer_are_built_before_it_is_measured(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Compiling in between would spend the budget, and the first figures."""
+    options = Options(formats=("nvfp4",))
+    calls = [one for call in grouped_products.calls(options, [UP, DOWN])
+             for one in warm.expand(call)]  # fmt: skip
+    built = set(warm.programs(calls, "sm_90a"))
+    monkeypatch.setattr(grouped_products, "_checked", lambda *_: "")
+    with warm.recording("sm_90a") as launches:
+        run(grouped_products, [UP, DOWN], formats=("nvfp4",))
+    needed = {program for launch in launches for program in launch.programs}
+    assert len(needed) > 3 and needed <= built

@@ -1,0 +1,235 @@
+"""``nvfp4 tune``: the search, with a clock that is told; the table; what it says without a GPU."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from click.testing import CliRunner
+
+from nvfp4 import api, plans_products, tuning, warm
+from nvfp4 import compile as compiler
+from nvfp4.bench import devices, tuner
+from nvfp4.cli import tune as tune_command
+from nvfp4.cli.main import program
+from nvfp4.tuning import Choice, Table
+
+from .pretended import Card
+
+CARD = ("NVIDIA H200", 132)
+CALL = {"call": "matmul", "a": "bfloat16", "b": "mxfp4", "m": 16, "n": 8192, "k": 8192}
+GROUPED = {"call": "grouped_matmul", "a": "bfloat16", "b": "mxfp4", "m": 8, "n": 32, "k": 64,
+           "experts": 2}  # fmt: skip
+GOOD, BAD = (Choice("decode", 16, team, 2, 2, 2) for team in (4, 8))
+
+
+def told(seconds: dict[Choice | None, float]) -> Callable[[Choice | None], float]:
+    return lambda choice: seconds[choice]
+
+
+def test_the_fastest_is_kept_where_it_saves_enough() -> None:
+    outcome = tuner.search([BAD, GOOD], told({None: 1.0, GOOD: 0.9, BAD: 1.1}))
+    assert outcome.choice == GOOD and outcome.tried == 2
+    assert (outcome.formula_us, outcome.us) == (1e6, 0.9e6)
+    outcome = tuner.search([BAD, GOOD], told({None: 1.0, GOOD: 0.99, BAD: 1.1}))
+    assert outcome.choice is None and outcome.us == 0.99e6
+
+
+def test_one_that_is_faster_only_once_is_not() -> None:
+    times = {None: [1.0, 0.91], GOOD: [0.9, 0.9]}
+    outcome = tuner.search([GOOD], lambda choice: times[choice].pop(0))
+    assert outcome.choice is None and outcome.formula_us == 0.91e6
+
+
+def test_what_fails_and_what_no_time_is_left_for_is_said() -> None:
+    def measure(choice: Choice | None) -> float:
+        if choice == BAD:
+            raise ValueError("another result")
+        return 1.0 if choice is None else 0.5
+
+    outcome = tuner.search([BAD, GOOD], measure)
+    assert outcome.choice == GOOD and "another result" in outcome.notes[0]
+    outcome = tuner.search([GOOD], measure, lambda: True)
+    assert outcome.choice is None and outcome.notes == ("the budget is spent",)
+
+
+def test_every_candidate_is_a_choice_that_its_plan_takes() -> None:
+    for call, kernels in ((CALL, {"decode", "sm90"}), ({**CALL, "m": 4096}, {"sm90"}), (GROUPED,
+                          {"decode", "sm90"})):  # fmt: skip
+        product = tuner.product_of(call, CARD, "sm_90a")
+        found = tuner.candidates(product)
+        assert {c.kernel for c in found} == kernels and len(set(found)) == len(found)
+        for choice in found:
+            assert not choice.wrong()
+            with tuner.forced(choice), warm.recording("sm_90a", CARD) as launches:
+                options = {k: v for k, v in product.call.items() if k != "call"}
+                warm.CALLS[product.call["call"]](**options)
+            made = dict(launches[-1].program.constants)
+            if choice.kernel == "decode":
+                names = ("CHUNK", "TEAM", "STRIPES", "SLOTS", "BLOCKS_PER_SM")
+                assert tuple(made[name] for name in names) == choice[1:6]
+            else:
+                assert launches[-1].program.kernel.name == "matmul_sm90"
+                assert made["CHUNK"] == choice.tokens
+    assert not [c for c in tuner.candidates(tuner.product_of(CALL, CARD, "sm_80"))
+                if c.kernel == "sm90"]  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    "changes, match",
+    [
+        ({"call": "quantize"}, "matmul or grouped_matmul"),
+        ({"a": "mxfp8"}, "a must be bfloat16"),
+        ({"out_dtype": "nvfp4"}, "out_dtype must be"),
+    ],
+)
+def test_other_calls_are_refused(changes: dict[str, Any], match: str) -> None:
+    with pytest.raises(ValueError, match=match):
+        tuner.product_of(CALL | changes, CARD, "sm_90a")
+
+
+@pytest.mark.parametrize("call", [CALL | {"n": 48, "k": 64}, GROUPED, GROUPED | {
+    "row_indices": 12, "expert_ids": True, "epilogue": "swiglu"}])  # fmt: skip
+def test_a_timer_times_the_call_under_the_choice(
+    call: dict[str, Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(tuner, "copies_of", lambda fmt, shape: 2)
+    seen = []
+    fill = Card.fill
+
+    def noted(card: Card, array: np.ndarray, value: float) -> None:
+        seen.append(tuning.find(CARD, lambda: pytest.fail("a table was asked")))
+        fill(card, array, value)
+
+    monkeypatch.setattr(Card, "fill", noted)
+    measure = tuner.timer(Card(), tuner.product_of(call, CARD, "sm_90a"))
+    assert measure(None) == pytest.approx(1e-3 / 40, rel=0.3)
+    assert measure(GOOD) > 0 and seen == [None, GOOD]
+
+
+def test_a_choice_with_another_result_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(tuner, "copies_of", lambda fmt, shape: 1)
+    product = tuner.product_of(CALL | {"n": 48, "k": 64}, CARD, "sm_90a")
+    real = api.matmul
+
+    def call(a: Any, b: Any, *, out: Any, **more: Any) -> Any:
+        real(a, b, out=out, **more)
+        if tuning.find(None, lambda: pytest.fail("")) is not None:
+            out[0, 0] += 100
+        return out
+
+    monkeypatch.setattr(api, "matmul", call)
+    measure = tuner.timer(Card(), product)
+    measure(None)
+    with pytest.raises(ValueError, match="another result"):
+        measure(GOOD)
+
+
+def test_divisions_are_built_and_those_that_do_not_build_are_said(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("NVFP4_CACHE_DIR", str(tmp_path))
+
+    class Built:
+        spill_bytes = (0, 0)
+
+    def build(made: Any, arch: str) -> Built:
+        constants = dict(made.constants)
+        if constants.get("TEAM") == 8 and constants.get("STRIPES") == 2:
+            raise RuntimeError("too many registers")
+        return Built()
+
+    monkeypatch.setattr(compiler, "build", build)
+    monkeypatch.setattr(compiler, "find", lambda made, arch: None)
+    product = tuner.product_of(CALL | {"m": 1}, CARD, "sm_90a")
+    usable, notes = tuner.build(product, [BAD, GOOD], jobs=1)
+    assert usable == [GOOD] and "too many registers" in notes[0]
+    monkeypatch.setattr(Built, "spill_bytes", (0, 16))
+    usable, notes = tuner.build(product, [GOOD], jobs=1)
+    assert usable == [] and "spills 16 bytes" in notes[0]
+
+
+# The command -------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def shapes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.setenv("NVFP4_CACHE_DIR", str(tmp_path / "cache"))
+    monkeypatch.setattr(devices, "find_device", lambda purpose: Card())
+    monkeypatch.setattr(tune_command, "_present", lambda: (CARD, "sm_90a"))
+    monkeypatch.setattr(tuner, "build", lambda product, choices, jobs: (choices, []))
+    seconds = {None: 1.0, GOOD: 0.8}
+    monkeypatch.setattr(
+        tuner, "timer", lambda device, product: lambda choice: seconds.get(choice, 2.0)
+    )
+    file = tmp_path / "shapes.json"
+    file.write_text(json.dumps([CALL]))
+    return file
+
+
+def test_what_is_better_is_stored_and_planned_afterwards(
+    shapes: Path, runner: CliRunner, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    out = shapes.with_name("table.json")
+    result = runner.invoke(program, ["tune", "--shapes", str(shapes), "-o", str(out)])
+    assert result.exit_code == 0, result.output
+    assert "team 4" in result.stdout and f"NVFP4_TUNE_TABLE={out}" in result.stdout
+    table = tuning.read(out)
+    assert list(table.choices.values()) == [GOOD]
+    assert next(iter(table.notes.values()))["formula_us"] == 1e6
+    monkeypatch.setenv(tuning.VARIABLE, str(out))
+    tuning.forget()
+    plans_products.matmul.cache_clear()
+    import nvfp4
+
+    assert nvfp4.plan_matmul(16, 8192, 8192, card="H200").constants["TEAM"] == 4
+    monkeypatch.undo()
+    tuning.forget()
+    plans_products.matmul.cache_clear()
+
+
+def test_a_row_goes_when_the_formulas_are_as_good(shapes: Path, runner: CliRunner) -> None:
+    file = tuning.file_of_card(CARD[0])
+    key = tuner.product_of(CALL, CARD, "sm_90a").key
+    other = key._replace(depth=64)
+    tuning.write(file, Table(*CARD, {key: BAD, other: BAD}, {key: {}, other: {}}))
+    shapes.write_text(json.dumps([CALL | {"m": 4096}, CALL]))
+    result = runner.invoke(program, ["tune", "--shapes", str(shapes)])
+    assert result.exit_code == 0 and "formulas kept" in result.stdout
+    assert tuning.read(file).choices == {other: BAD, key: GOOD}
+
+
+def test_mistakes_are_said(shapes: Path, runner: CliRunner) -> None:
+    bad = shapes.with_name("bad.json")
+    bad.write_text("{")
+    result = runner.invoke(program, ["tune", "--shapes", str(shapes), "-o", str(bad)])
+    assert result.exit_code == 2 and "is no table" in result.stderr
+    tuning.write(bad, Table("NVIDIA H100 PCIe", 114, {}, {}))
+    result = runner.invoke(program, ["tune", "--shapes", str(shapes), "-o", str(bad)])
+    assert result.exit_code == 2 and "is of NVIDIA H100 PCIe" in result.stderr
+    shapes.write_text(json.dumps([CALL | {"a": "mxfp8"}]))
+    result = runner.invoke(program, ["tune", "--shapes", str(shapes)])
+    assert result.exit_code == 2 and "bfloat16 to be tuned" in result.stderr
+    result = runner.invoke(program, ["tune"])
+    assert result.exit_code == 2 and "--shapes" in result.stderr
+
+
+def test_without_a_gpu_it_says_so_in_one_line(tmp_path: Path) -> None:
+    file = tmp_path / "shapes.json"
+    file.write_text(json.dumps([CALL]))
+    root = Path(__file__).resolve().parents[2]
+    done = subprocess.run(
+        [sys.executable, "-m", "nvfp4", "tune", "--shapes", str(file)],
+        capture_output=True, text=True, cwd=root, timeout=120,
+        env={**os.environ, "PYTHONPATH": str(root), "CUDA_VISIBLE_DEVICES": ""},
+    )  # fmt: skip
+    assert done.returncode == 2 and done.stdout == ""
+    assert done.stderr.startswith("nvfp4: tuning needs a GPU, and none can be used here")
+    assert len(done.stderr.splitlines()) == 1
