@@ -712,7 +712,7 @@ def test_a_product_of_two_tensors_is_planned_and_bound(card: Card, cupy: stubs.C
         "b_format": "mxfp4", "b_dtype": None, "b_layout": "linear", "decode_b": "scalar",
         "out_dtype": "bfloat16", "epilogue": None, "alpha": "array",
         "aligned": addresses_are_aligned(a.codes, b.codes),
-        "map_alignment": alignment_for_maps(a, b), "processors": 132,
+        "map_alignment": alignment_for_maps(a, b), "processors": 132, "card": ("a card", 132),
     }  # fmt: skip
     bound = {name: getattr(value, "owner", value) for name, value in card.buffers.items()}
     assert bound == {
@@ -767,6 +767,7 @@ def test_a_grouped_product_is_planned_and_bound(card: Card, cupy: stubs.Cupy) ->
         "b_layout": "tcgen", "decode_b": "batch", "out_dtype": "float16", "epilogue": None,
         "alpha": "expert", "aligned": addresses_are_aligned(a.codes, b.codes),
         "map_alignment": alignment_for_maps(a, b), "processors": 132,
+        "card": ("a card", 132), "tile": None,
     }  # fmt: skip
     bound = {name: getattr(value, "owner", value) for name, value in card.buffers.items()}
     assert bound == {
