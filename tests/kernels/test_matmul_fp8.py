@@ -21,7 +21,7 @@ from .simulated import Simulated
 BF16 = ml_dtypes.bfloat16
 OFFSETS = np.array([0, 3, 3, 9, 11], np.int32)
 #: How many kernels of many rows there are, and of what; 0: the kernel of few rows.
-KERNELS = {
+KERNELS: dict[int, list[tuple[str, ...]]] = {
     0: [("matmul_decode",)],
     1: [("matmul_sm90", "COMPUTE=bfloat16", "MATRICES=all")],
     2: [
