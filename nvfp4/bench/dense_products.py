@@ -18,7 +18,7 @@ from .report import failed, row, skipped
 from .run import Options, Run
 from .shapes import DENSE_PRODUCTS, DenseProduct
 from .targets import product_floor
-from .timing import FOOTPRINT, Timing
+from .timing import FOOTPRINT, Timing, least_calls
 from .weights import bits_of, copies_of, prepared_copies, values_of
 
 __all__ = ["FORMATS_BY_DEFAULT", "Pace", "calls", "measure", "timed_product"]
@@ -34,13 +34,12 @@ def calls(
 ) -> list[dict[str, Any]]:
     """What is called, as ``nvfp4 compile --shapes`` takes it."""
     formats = list(options.chosen(FORMATS_BY_DEFAULT))
-    probe = [DenseProduct(*_PROBE, ratio=0)]
+    wanted = [p for p in products if options.wants(p.label)]
     return [
         {"call": "matmul", "a": "bfloat16", "b": formats, "m": p.rows, "n": p.columns,
          "k": p.depth, "prepared": True}
-        for p in [*probe, *products]
-        if p.rows == _PROBE[2] or options.wants(p.label)
-    ] if formats else []  # fmt: skip
+        for p in [DenseProduct(*_PROBE, ratio=0), *wanted]
+    ] if formats and wanted else []  # fmt: skip
 
 
 # --- shapes that would take too long --------------------------------------------------------------
@@ -95,8 +94,7 @@ def timed_product(
     pace.saw(work, seconds)
     most = max(1, int(2.0 / max(seconds, 1e-9)))  # of calls in all
     some = calls[: max(1, min(len(calls), most // 4))]
-    least = min(40, max(1, most // 8))
-    return run.timed(some, least=least, budget=0.15)
+    return run.timed(some, least=min(least_calls(seconds), max(1, most // 8)), budget=0.15)
 
 
 # --- measuring ------------------------------------------------------------------------------------
@@ -208,7 +206,8 @@ def _cublas_timing(run: Run, rows: int, columns: int, depth: int) -> Timing:
     weights = device.random(count * columns * depth).reshape(count, columns, depth)
     a = device.random(rows * depth).reshape(rows, depth)
     out = device.full((rows, columns), 0.0, "bfloat16")
-    timing, _ = run.timed([_bound_matmul(device, a, weights[i], out) for i in range(count)])
+    calls = [_bound_matmul(device, a, weights[i], out) for i in range(count)]
+    timing, _ = timed_product(run, calls, Pace(), float(rows) * columns * depth)
     return timing
 
 

@@ -8,6 +8,7 @@ beforehand. The floor counts the weights of the experts that are hit.
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from typing import Any
@@ -128,20 +129,29 @@ def measure(run: Run, layers: Iterable[Layer] = GROUPED_PRODUCTS) -> None:
         for tokens in TOKENS
         if run.options.wants(layer.label(tokens))
     ]
-    for name in run.options.chosen(FORMATS_BY_DEFAULT):
-        fmt = FORMATS[name]
-        pace = Pace()
-        if wanted and not run.deadline.over():
-            run.say(f"{name}: how fast is a small product")
-            pace = probe(run, fmt)
-        for layer in dict.fromkeys(layer for layer, _ in wanted):
-            _measure_layer(run, layer, [t for one, t in wanted if one is layer], fmt, pace)
-            run.device.release()
+    paces: dict[str, Pace] = {}
+    for name, layer in in_order(
+        run.options.chosen(FORMATS_BY_DEFAULT), dict.fromkeys(layer for layer, _ in wanted)
+    ):
+        if name not in paces:
+            paces[name] = Pace()
+            if not run.deadline.over():
+                run.say(f"{name}: how fast is a small product")
+                paces[name] = probe(run, FORMATS[name])
+        tokens = [t for one, t in wanted if one is layer]
+        _measure_layer(run, layer, tokens, FORMATS[name], paces[name])
+        run.device.release()
     if run.options.peers and hasattr(run.device, "matmul"):
         from .peers_products import measure_peers
 
         measure_peers(run, wanted)
     run.sort()
+
+
+def in_order(formats: Iterable[str], layers: Iterable[Layer]) -> list[tuple[str, Layer]]:
+    """Formats and layers, those that have targets first: a budget may end before the others."""
+    every = itertools.product(formats, layers)
+    return sorted(every, key=lambda one: not one[1].figures(one[0]))
 
 
 def _measure_layer(run: Run, layer: Layer, tokens: list[int], fmt: BlockFormat, pace: Pace) -> None:

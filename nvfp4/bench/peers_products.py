@@ -19,6 +19,7 @@ from typing import Any
 
 import numpy as np
 
+from .dense_products import Pace, timed_product
 from .grouped_products import GROUP, MOST_CALLS, Routing, routings
 from .peers_quantizers import _installed
 from .report import row, skipped
@@ -97,7 +98,8 @@ def _measure(run: Run, layer: Layer, tokens: int, name: str, fmt: str, peer: Lay
     x = run.device.random(input_rows * layer.depth).reshape(input_rows, layer.depth)
     chosen = routings(tokens, layer.experts, layer.top_k)[:MOST_CALLS]
     try:
-        timing, _ = run.timed([peer.bind(x, routing) for routing in chosen])
+        calls = [peer.bind(x, routing) for routing in chosen]
+        timing, _ = timed_product(run, calls, Pace(), float(rows) * layer.columns * layer.depth)
         error = _difference(peer, x, chosen[0], gathered)
     except Exception as failure:
         run.add(skipped(GROUP, layer.label(tokens), fmt, name, _why(failure)))

@@ -17,8 +17,8 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, Protocol
 
-__all__ = ["Clock", "Deadline", "Timing", "calls_in_graph", "host_seconds", "replay_seconds",
-           "rotations"]  # fmt: skip
+__all__ = ["Clock", "Deadline", "Timing", "calls_in_graph", "host_seconds", "least_calls",
+           "replay_seconds", "rotations"]  # fmt: skip
 
 #: Bytes that rotated buffers have together: several second-level caches.
 FOOTPRINT = 512 << 20
@@ -78,6 +78,11 @@ def rotations(bytes_of_call: int, *, in_l2: bool = False, footprint: int = FOOTP
 def calls_in_graph(buffers: int, least: int = 40) -> int:
     """Calls of a graph: every buffer as often as every other, and at least so many."""
     return buffers * -(-least // buffers)
+
+
+def least_calls(seconds: float) -> int:
+    """Calls that a graph should have: 40, fewer where these would take more than 20 ms."""
+    return max(4, min(40, int(0.02 / max(seconds, 1e-9))))
 
 
 def replay_seconds(

@@ -24,7 +24,7 @@ from ..formats import block_format
 from ..tuning import Choice, Key, Table
 from .devices import Device
 from .grouped_products import MOST_CALLS, routings
-from .timing import calls_in_graph, replay_seconds
+from .timing import calls_in_graph, least_calls, replay_seconds
 from .weights import copies_of, prepared_copies
 
 __all__ = ["GAIN", "Outcome", "Product", "build", "candidates", "forced", "product_of", "search",
@@ -253,9 +253,11 @@ def timer(device: Device, product: Product) -> Callable[[Choice | None], float]:
             size = float(np.abs(expected[0]).max())
             if not np.allclose(got, expected[0], rtol=2**-6, atol=size * 2**-8):
                 raise ValueError("another result than the formulas' division")
-            for one in calls[1:]:
+            first = device.mark()
+            for one in calls:
                 one()
-            count = calls_in_graph(len(calls))
+            each = device.seconds(first, device.mark()) / len(calls)
+            count = calls_in_graph(len(calls), least_calls(each))
             replay = device.capture([calls[i % len(calls)] for i in range(count)])
             return replay_seconds(device, replay, count, budget=0.1).median
 

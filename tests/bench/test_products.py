@@ -303,3 +303,13 @@ def test_the_kernels_of_a_layer_are_built_before_it_is_measured(
         run(grouped_products, [UP, DOWN], formats=("nvfp4",))
     needed = {program for launch in launches for program in launch.programs}
     assert len(needed) > 3 and needed <= built
+
+
+def test_rows_with_targets_come_first() -> None:
+    """A budget that is too short for all leaves out what nothing is asked of."""
+    order = grouped_products.in_order(["mxfp4", "nvfp4"], [DOWN, UP])
+    assert order[0] == ("mxfp4", UP) and len(order) == 4
+    rows = run(grouped_products, [DOWN, UP], formats=("mxfp4", "nvfp4"))
+    assert {(r.shape, r.format) for r in rows} == {
+        (layer.label(t), fmt) for layer in (UP, DOWN) for t in (1, 6) for fmt in ("mxfp4", "nvfp4")
+    }

@@ -10,6 +10,7 @@ from nvfp4.bench.timing import (
     Timing,
     calls_in_graph,
     host_seconds,
+    least_calls,
     replay_seconds,
     rotations,
 )
@@ -95,3 +96,8 @@ def test_a_deadline_counts_from_when_it_was_made() -> None:
     assert not deadline.over() and not deadline.over(10) and deadline.over(10.1)
     now[0] = 111.0
     assert deadline.over() and deadline.spent == 11
+
+
+def test_graphs_of_slow_calls_have_fewer_of_them() -> None:
+    found = [least_calls(us * 1e-6) for us in (5, 500, 1000, 5000, 1e6)]
+    assert found == [40, 40, 20, 4, 4]
