@@ -296,12 +296,6 @@ def grouped_matmul(
         a_tiles = groups * ceil_div(rows // max(groups, 1), TILE_ROWS)
         tiles = a_tiles + groups
     if b_layout == PREPARED:
-        if counted and quantized:
-            raise UnsupportedError(
-                "out_dtype must be bfloat16, float16 or float32 with prepared weights and "
-                "row_counts; got a block format: quantise the result, or pass the weights that "
-                "they were made of"
-            )
         indices = ("row_offsets", "expert_ids", "row_indices", "tile_starts")
         numbers: tuple[int, ...] = (
             input_rows,

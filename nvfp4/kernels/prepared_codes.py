@@ -27,7 +27,7 @@ from ..ptx.convert import e2m1x2_of_f32
 from ..ptx.memory import ld_shared_u32, ptr_address, st_global_u8, st_global_u16, st_global_u32
 from ..ptx.warp import vote_any
 from .elements import code_bytes, encode_float8x4, store_word
-from .groups import load_index, row_of_none
+from .groups import counted, load_index, row_of_none
 from .matmul_naive import result_block, result_k_tiles, store_result
 from .scales import SIXTH, block_scale, tcgen_place
 from .warps import amax_of_lanes
@@ -130,11 +130,16 @@ def blank_rest(codes, out, table, groups, rows, width):
         while i < groups:
             codes[1][i] = ONE
             i += cuda.gridDim.x * THREADS
-        blank_rows(codes, out, table, groups, rows, width)
+        if counted():
+            blank_behind_counts(codes, out, table, groups, rows, width)
+        else:
+            blank_rows(codes, out, table, groups, rows, width)
     elif i == 0:
         codes[1][0] = ONE
     if LAYOUT == "tcgen":
-        if GROUPED:
+        if counted():
+            blank_tiles_behind_counts(codes, table, groups, rows, width)
+        elif GROUPED:
             blank_ends(codes, table, groups, width)
             blank_tiles(codes, table, groups, width)
         elif rows & 127 != 0:
@@ -162,19 +167,55 @@ def blank_rows(codes, out, table, groups, rows, width):
     k = cuda.blockIdx.x + 0
     row = row_of_none(k, head, tail)
     while row < rows:
-        size = code_bytes(width)
-        at = cuda.threadIdx.x + 0
-        while at < size:
-            st_global_u8(out, row * size + at, 0, "")
-            at += THREADS
-        if LAYOUT == "linear":
-            size = width // result_block()
-            at = cuda.threadIdx.x + 0
-            while at < size:
-                st_global_u8(codes[0], row * size + at, 0, "")
-                at += THREADS
+        blank_row(codes, out, row, width)
         k += cuda.gridDim.x
         row = row_of_none(k, head, tail)
+
+
+def blank_row(codes, out, row, width):
+    """A row's codes, and its scales where these are linear; a block does it."""
+    size = code_bytes(width)
+    at = cuda.threadIdx.x + 0
+    while at < size:
+        st_global_u8(out, row * size + at, 0, "")
+        at += THREADS
+    if LAYOUT == "linear":
+        size = width // result_block()
+        at = cuda.threadIdx.x + 0
+        while at < size:
+            st_global_u8(codes[0], row * size + at, 0, "")
+            at += THREADS
+
+
+def blank_behind_counts(codes, out, table, groups, rows, width):
+    """The same of the rows of each matrix from its count on."""
+    capacity = rows // max(groups, 1)
+    row = cuda.blockIdx.x + 0
+    while row < rows:
+        matrix = row // capacity
+        if row - matrix * capacity >= count_of_matrix(table, matrix):
+            blank_row(codes, out, row, width)
+        row += cuda.gridDim.x
+
+
+def count_of_matrix(table, matrix):
+    """How many rows of a matrix count."""
+    at = add_u32(table, add_u32(shl_u32(u32_of_i64(matrix), 4), 12))
+    return i64_of_u32(ld_shared_u32(at))
+
+
+def blank_tiles_behind_counts(codes, table, groups, rows, width):
+    """Scales of each matrix from its count to the end of its tiles."""
+    across = result_k_tiles(width)
+    down = (rows // max(groups, 1) + 127) >> 7
+    unit = first_warp()
+    while unit < groups * down * across:
+        tile = unit // across
+        matrix = tile // down
+        first = count_of_matrix(table, matrix) - ((tile - matrix * down) << 7)
+        if first < 128:
+            blank_tile(codes[0], unit, first)
+        unit += all_warps()
 
 
 def tiles_of_range(codes, table, i):

@@ -164,7 +164,7 @@ def test_epilogues_see_rows_of_all_matrices(kernel: str) -> None:
     assert np.array_equal(out[2, 1] - plain[2, 1], residual[2 * capacity + 1])
 
 
-@pytest.mark.parametrize("kernel", ["naive"], indirect=True)
+@pytest.mark.parametrize("kernel", ["naive", "decode"], indirect=True)
 @pytest.mark.parametrize("layout", ["linear", "tcgen"])
 def test_a_quantised_result_is_a_stack(kernel: str, layout: str) -> None:
     capacity, counts = TILED if layout == "tcgen" else SMALL
