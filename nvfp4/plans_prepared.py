@@ -135,6 +135,9 @@ MOST_TOKENS = 144
 MOST_TOKENS_QUANTIZED = 128
 #: The same where the result is quantised.
 MOST_TOKENS_CODES = 128
+#: How rows of bfloat16 come to shared memory: "copies", or "registers" (``kernels.sm90_rows``),
+#: which takes a third of the load unit's turns and was not measured yet.
+BRING = "copies"
 #: Stages of rows in shared memory that are worth their room.
 MOST_STAGES = 10
 
@@ -150,6 +153,7 @@ def prefill(
     kernel: Kernel,
     args: tuple[int | float | str, ...],
     choice: Choice | None = None,
+    a_units: int = 0,
 ) -> Launch | None:
     """Products of many rows with each matrix: ``kernels.matmul_sm90``, where it can make them.
 
@@ -157,6 +161,8 @@ def prefill(
     ----------
     constants, rows, columns, depth, groups, processors, kernel, args, choice
         As in :func:`decode`; COMPUTE and MATRICES of this kernel may be among the constants.
+    a_units
+        Units of 16 bytes from the first row of a plain A to behind its last.
 
     Raises
     ------
@@ -199,7 +205,10 @@ def prefill(
         "THREADS": THREADS_SM90,
         "COMPUTE": constants.get("COMPUTE", "bfloat16"),
         "MATRICES": constants.get("MATRICES", "all"),
+        "BRING": "copies",
     }
+    if constants["A_ELEMENT"] == "none" and a_units < 1 << 32:
+        own["BRING"] = BRING
     if groups is None:
         own |= {"OFFSETS": "int32", "IDS": "none", "INDICES": "none", "A_STARTS": "none"}
         own["STARTS"] = "none"

@@ -385,7 +385,7 @@ def _prepared(
         *numbers,
         *result[1:],
     )
-    _, rows, columns, depth, _, groups, _, _ = numbers
+    input_rows, rows, columns, depth, row_units, groups, _, _ = numbers
     shape: dict[str, Any] = {
         "rows": rows,
         "columns": columns,
@@ -400,7 +400,13 @@ def _prepared(
         kernel = matmul_sm90_kernel(_dtypes(epilogue))
         narrow = constants["A_SCALE"] == "none" and constants["B_SCALE"] == "e8m0"
         launches += [
-            plans_prepared.prefill({**constants, **more}, **shape, kernel=kernel, args=args)
+            plans_prepared.prefill(
+                {**constants, **more},
+                **shape,
+                kernel=kernel,
+                args=args,
+                a_units=input_rows * row_units // 8,
+            )
             for more in (_FP8 if narrow else ({},))
         ]
     made = [launch for launch in launches if launch is not None]

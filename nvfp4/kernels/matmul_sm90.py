@@ -22,7 +22,8 @@ e4m3: see ``fp8_operands``. MATRICES says which matrices this launch is for: see
 Compile-time constants: those of ``matmul_decode`` that are not its own; COMPUTE, MATRICES; CHUNK,
 rows of A of a tile, a multiple of 8; HALF_TOKENS, half of it; STRIPES, 64 columns of each
 warpgroup; STAGES of the ring; DEPTH, steps whose weights are on their way; PENDING, products under
-way, at most twice STRIPES.
+way, at most twice STRIPES; BRING, how rows of bfloat16 come: by "copies" of four bytes, or by way
+of "registers" (``sm90_rows``).
 """
 
 from __future__ import annotations
@@ -139,6 +140,7 @@ from .prepared_mma import (
 from .products import result_columns
 from .rings import next_stage
 from .schedule import chunk_count, make_table, table_bytes
+from .sm90_rows import bring_rows
 
 A_ELEMENT = "none"
 A_SCALE = "e8m0"
@@ -155,6 +157,7 @@ PENDING = 3
 WHOLE = True
 COMPUTE = "bfloat16"
 MATRICES = "all"
+BRING = "copies"
 
 ZERO = np.float32(0.0)
 THREADS = 512
@@ -212,7 +215,9 @@ def rows_are_copied():
 
 def producers_of_stage():
     """Threads that tell a stage."""
-    if rows_are_copied():
+    if BRING == "registers":
+        return PRODUCER_WARPS
+    elif rows_are_copied():
         return 128
     else:
         return 32
@@ -849,6 +854,12 @@ def matmul_sm90(
                 a, a_rows, ranges, item, items, beyond, across, row_bytes(a_stride), depth, steps,
                 ring, brought, empty, mine, lane,
             )  # fmt: skip
+        elif BRING == "registers":
+            setmaxnreg_dec(72)
+            bring_rows(
+                a, a_rows, ranges, item, items, beyond, across, a_stride, depth, steps, ring,
+                brought, empty, mine, lane,
+            )  # fmt: skip
         elif A_ELEMENT == "none":
             setmaxnreg_dec(40)
             copy_rows(
@@ -1138,6 +1149,7 @@ _HERE = {
     "A_SCALE": ("e4m3", "e8m0", "none"),
     "COMPUTE": ("bfloat16", "fp8"),
     "MATRICES": ("all", "narrow", "others"),
+    "BRING": ("copies", "registers"),
 }
 
 
@@ -1171,7 +1183,7 @@ def variant(b: str = "mxfp4", tokens: int = 128, **more: object) -> dict:
         **{"STRIPES": 2, "STAGES": 5, "DEPTH": 4, "PENDING": 3, "WHOLE": True},
         **{"ELEMENT": "e2m1", "SCALE": "e8m0", "LAYOUT": "linear", "STARTS": "none"},
         **{"ROUNDING": "rceil", "UNIT": True, "THREADS": THREADS},
-        **{"COMPUTE": "bfloat16", "MATRICES": "all"},
+        **{"COMPUTE": "bfloat16", "MATRICES": "all", "BRING": "copies"},
         **more,
     }
 
@@ -1183,6 +1195,7 @@ VARIANTS = {
         variant(),
         variant("nvfp4", 32, DEPTH=8),
         variant("mxfp8_e4m3", 64, GROUPED=False, DECODE_B="scalar", INDICES="none"),
+        variant(tokens=144, BRING="registers", WHOLE=False, STAGES=4),
         variant(**_FP8, COMPUTE="fp8", MATRICES="narrow"),
         variant(**_FP8, MATRICES="others"),
         variant(PAIR="interleaved", **CODES_VARIANT),

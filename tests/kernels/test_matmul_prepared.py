@@ -125,6 +125,19 @@ def test_many_rows_of_every_format_and_ragged_extents(sm90: str, fmt: str) -> No
     check(sm90, integers((19, depth), 2), weights(fmt, 40, depth), checks=fmt == "mxfp4")
 
 
+@pytest.mark.parametrize("rows, depth", [(31, 96), (3, 64 * 4)])
+def test_rows_by_way_of_registers(
+    sm90: str, monkeypatch: pytest.MonkeyPatch, rows: int, depth: int
+) -> None:
+    """Tiles of 24 rows, a depth that ends in the middle of a step, and every parity."""
+    monkeypatch.setattr(plans_prepared, "BRING", "registers")
+    indices = np.random.default_rng(3).permutation(rows).astype(np.int32)
+    offsets = np.array([0, rows - 1, rows], np.int32)
+    a = integers((rows, depth), 2)
+    options = {"row_offsets": offsets, "row_indices": indices}
+    check(sm90, a, weights("mxfp4", 2, 40, depth), **options)
+
+
 def test_a_run_of_steps_longer_than_what_is_under_way(kernel: str) -> None:
     """Slots of the weights and stages of the rows are used again, with both parities."""
     rows, depth = (19, 64 * 11) if kernel == "decode" else (3, 64 * 7)
