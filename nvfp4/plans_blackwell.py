@@ -117,6 +117,7 @@ def product(
     args: tuple[Any, ...],
     with_epilogue: Callable[[Program], Program],
     tile: tuple[int, int, int, bool] | None = None,
+    fixed: bool = False,
 ) -> Launch | None:
     """A product of two quantised operands, where the kernels with tensor memory take it.
 
@@ -145,6 +146,9 @@ def product(
         What the caller asks for: blocks that make a tile together, its columns, its depth, whether
         columns become rows of the instruction. Where there is no such tile, and with None, it is
         chosen here.
+    fixed : bool
+        One kernel and one tile whatever rows and ranges there are, and addresses that it does not
+        take are errors.
 
     Returns
     -------
@@ -152,6 +156,11 @@ def product(
         None for other architectures, operands that have no product of blocks (plain, or scales of
         two kinds), linear scales, results of codes, rows picked by index, and depths, column counts
         and addresses that the copies do not take: see ``kernels.matmul_sm100``.
+
+    Raises
+    ------
+    ValueError
+        Such addresses, where the kernel is `fixed`.
     """
     kind = kind_of(constants)
     if arch not in ARCHITECTURES or kind is None:
@@ -163,7 +172,6 @@ def product(
         constants["A_LAYOUT"] == constants["B_LAYOUT"] == "tcgen"
         and constants["OUTPUT"] != "codes"
         and constants.get("INDICES", "none") == "none"
-        and alignment >= (32 if spread else 16)
         and rows > 0
         and columns > 0
         and depth > 0
@@ -173,9 +181,20 @@ def product(
         and (pair != "halves" or columns % 128 == 0)
     ):
         return None
+    wanted = 32 if spread else 16
+    if alignment < wanted:
+        if fixed:
+            raise ValueError(
+                f"codes of a and b must begin at multiples of {wanted} bytes, and their scales at "
+                "multiples of 16, with batch_invariant=True, so that the kernel is the same for "
+                "all: pass copies"
+            )
+        return None
     blocks = PROCESSORS[arch]
     tile = None if pair == "halves" else tile
-    if tile is None:
+    if fixed:
+        tile, together = None, None
+    elif tile is None:
         together = paired(kind, pair, rows, columns, depth, blocks, groups)
     else:
         together = None
@@ -198,7 +217,10 @@ def product(
             args=args,
             with_epilogue=with_epilogue,
         )
-    if tile is None:
+    if fixed:
+        tile_n, tile_k = tile_of(kind, pair, 1, columns, depth, blocks)
+        swap = False
+    elif tile is None:
         tile_n, tile_k = tile_of(kind, pair, row_tiles, columns, depth, blocks)
         swap = swapped(pair, rows, columns, groups)
         if swap:

@@ -34,6 +34,7 @@ def decode(
     kernel: Kernel,
     args: tuple[int | float | str, ...],
     choice: Choice | None = None,
+    matrices: int | None = None,
 ) -> Launch:
     """Products of few rows with each matrix: ``kernels.matmul_decode``.
 
@@ -52,6 +53,9 @@ def decode(
         Of the kernel.
     choice
         What a table has for this product.
+    matrices
+        Of the weights, in a batch-invariant product: what decides about the order of sums then
+        depends on neither rows nor ranges nor tables.
 
     Raises
     ------
@@ -60,9 +64,10 @@ def decode(
     """
     _check_pairs(constants, columns)
     _check_groups(groups)
-    cut = chosen(choice, constants, depth)
+    team = None if matrices is None else invariant_team(columns, depth)
+    cut = None if team else chosen(choice, constants, depth)
     if cut is None:
-        cut = tile(constants, rows, columns, depth, groups, processors)
+        cut = tile(constants, rows, columns, depth, groups, processors, team)
     if capability(arch)[0] >= 12:
         # Its code needs a few registers more: with four blocks some were spilled.
         cut = cut._replace(resident=max(1, cut.resident - 1))
@@ -140,6 +145,21 @@ MOST_TOKENS_CODES = 128
 BRING = "copies"
 #: Stages of rows in shared memory that are worth their room.
 MOST_STAGES = 10
+#: In a batch-invariant product: rows of a tile, so that all rows are of one kind of instruction;
+INVARIANT_TOKENS = 64
+#: and tiles of 256 columns, of all matrices, from which on ``kernels.matmul_sm90`` makes it: with
+#: fewer it leaves multiprocessors idle where there are few rows.
+INVARIANT_TILES = 132
+
+
+def invariant_team(columns: int, depth: int) -> int:
+    """Warps that share the depth in a batch-invariant product by ``kernels.matmul_decode``.
+
+    As many as columns alone need to fill a card, each with four steps at least.
+    """
+    steps = ceil_div(depth, 64)
+    most = 8 if columns < 16384 else 4
+    return next(team for team in (8, 4, 2, 1) if team <= most and (team == 1 or steps >= 4 * team))
 
 
 def prefill(
@@ -154,12 +174,13 @@ def prefill(
     args: tuple[int | float | str, ...],
     choice: Choice | None = None,
     a_units: int = 0,
+    matrices: int | None = None,
 ) -> Launch | None:
     """Products of many rows with each matrix: ``kernels.matmul_sm90``, where it can make them.
 
     Parameters
     ----------
-    constants, rows, columns, depth, groups, processors, kernel, args, choice
+    constants, rows, columns, depth, groups, processors, kernel, args, choice, matrices
         As in :func:`decode`; COMPUTE and MATRICES of this kernel may be among the constants.
     a_units
         Units of 16 bytes from the first row of a plain A to behind its last.
@@ -177,6 +198,9 @@ def prefill(
         many *= 3 if 4 * ceil_div(columns, 256) >= 3 * processors else 14
     if choice is not None:
         many = 0 if choice.kernel == "sm90" else rows + 1
+    if matrices is not None:
+        choice = None
+        many = 0 if matrices * ceil_div(columns, 256) >= INVARIANT_TILES else rows + 1
     if mean < many or constants["INPUT"] != "bfloat16":
         return None
     halves = constants["PAIR"] == "halves"
@@ -187,6 +211,8 @@ def prefill(
     if constants["OUTPUT"] == "codes":
         most = min(most, MOST_TOKENS_CODES)
     tokens = tokens_of(mean, groups, most) if choice is None else min(choice.tokens, most)
+    if matrices is not None:
+        tokens = INVARIANT_TOKENS
     stripes = 2
     step = 512 if constants["B_ELEMENT"] == "e2m1" else 1024
     weights = 8 * stripes * (step + 128)
@@ -303,8 +329,9 @@ def tile(
     depth: int,
     groups: int | None,
     processors: int,
+    of_team: int | None = None,
 ) -> Cut:
-    """The division of a product.
+    """The division of a product; by `of_team` warps, if that is given.
 
     How rows spread over the ranges is not known here: the mean must do.
     """
@@ -319,7 +346,7 @@ def tile(
     best = (0.0, 1, 1)
     for stripes in (2,) if halves or many or whole_blocks(constants) else (1, 2):
         warps = 8 * _resident(chunk, stripes, constants) * processors
-        for team in (8, 4, 2, 1):
+        for team in (8, 4, 2, 1) if of_team is None else (of_team,):
             if team > 1 and steps < 4 * team:
                 continue
             across = ceil_div(ceil_div(columns, 16), stripes * passes(constants))

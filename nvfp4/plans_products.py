@@ -66,6 +66,7 @@ def matmul(
     map_alignment: int = 0,
     compute: str | None = None,
     reference: bool = False,
+    batch_invariant: bool = False,
     processors: int = 132,
     card: tuple[str, int] | None = None,
 ) -> Launches:
@@ -102,6 +103,9 @@ def matmul(
         What the codes of both operands are multiples of; 0 where their scales are not of 16.
     reference : bool
         Take the reference kernel, k ascending, whatever there is that is faster.
+    batch_invariant : bool
+        What decides about the order of sums depends on columns, depth, formats and architecture
+        alone.
     processors : int
         Multiprocessors of the card.
     card : (str, int) or None
@@ -117,6 +121,8 @@ def matmul(
     ------
     UnsupportedError
         An epilogue with more arrays than kernels take, or of a dtype that they do not read.
+    ValueError
+        Addresses that the one kernel of a batch-invariant product does not take.
     """
     facts = (a_format, a_dtype, a_layout, decode_a, b_format, b_layout, decode_b, alpha, aligned)
     constants = _operand_constants(*facts) | _result_constants(out_dtype, out_layout, epilogue)
@@ -136,6 +142,7 @@ def matmul(
         return _prepared(
             *(arch, constants, a_format, alpha, epilogue, indices, numbers, processors, result),
             card=card,
+            batch_invariant=batch_invariant,
         )
     program = _with_epilogue(matmul_kernel(_dtypes(epilogue)).program(**constants), epilogue)
     high, wide = _result_extent(rows, columns, out_dtype, out_layout, epilogue)
@@ -152,7 +159,10 @@ def matmul(
         grid = at_least_one(grid)
     if reference:
         return (Launch(program, grid, block, 0, args),)
-    if rows * columns * depth >= _FEW_PRODUCTS:
+    products = rows * columns * depth
+    if batch_invariant:
+        products = max(products, _FEW_PRODUCTS)  # the kernel of many, whatever the rows
+    if products >= _FEW_PRODUCTS:
         launch = plans_blackwell.product(
             arch,
             constants,
@@ -167,12 +177,16 @@ def matmul(
             dtypes=_dtypes(epilogue),
             args=args,
             with_epilogue=functools.partial(_with_epilogue, epilogue=epilogue),
+            fixed=batch_invariant,
         )
         if launch is not None:
             return (launch,)
     tiles_down, tiles_across = ceil_div(rows, _TILE), ceil_div(columns, _TILE)
-    if _for_tensor_cores(constants, rows * columns * depth, (tiles_down, tiles_across)):
-        scaled = plans_sm120.dense(arch, constants, rows, columns, depth, _dtypes(epilogue))
+    if batch_invariant:
+        _check_aligned(constants)
+    if _for_tensor_cores(constants, products, (tiles_down, tiles_across)):
+        shape = (rows, columns, depth)
+        scaled = plans_sm120.dense(arch, constants, *shape, _dtypes(epilogue), batch_invariant)
         if scaled is not None:
             return (Launch(_with_epilogue(scaled.program, epilogue), *scaled[1:], args),)
         program = _with_epilogue(
@@ -199,6 +213,15 @@ def _for_tensor_cores(constants: dict[str, Any], products: int, tiles: tuple[int
         and tiles[0] <= MAX_X
         and tiles[1] <= MAX_YZ
     )
+
+
+def _check_aligned(constants: dict[str, Any]) -> None:
+    """Operands of a batch-invariant product, whose kernel must not depend on their addresses."""
+    if not constants["ALIGNED"] and constants["OUTPUT"] != "codes":
+        raise ValueError(
+            "a, its rows, and b must begin at multiples of 16 bytes with batch_invariant=True, so "
+            "that the kernel is the same for all: pass copies"
+        )
 
 
 def _shared_bytes(constants: dict[str, Any]) -> int:
@@ -241,6 +264,7 @@ def grouped_matmul(
     map_alignment: int = 0,
     compute: str | None = None,
     tile: tuple[int, int, int, bool] | None = None,
+    batch_invariant: bool = False,
     processors: int = 132,
     card: tuple[str, int] | None = None,
 ) -> Launches:
@@ -250,7 +274,7 @@ def grouped_matmul(
     ----------
     arch, columns, depth, a_format, a_dtype, b_format, b_layout, b_dtype
         As in :func:`matmul`; B is [experts, columns, depth].
-    out_dtype, out_layout, epilogue, a_row_stride, aligned, map_alignment, compute
+    out_dtype, out_layout, epilogue, a_row_stride, aligned, map_alignment, compute, batch_invariant
         As in :func:`matmul`.
     input_rows, rows : int
         Of A, and of the result.
@@ -280,6 +304,8 @@ def grouped_matmul(
     ------
     UnsupportedError
         2^32 rows or more, or an epilogue as in :func:`matmul`.
+    ValueError
+        As in :func:`matmul`.
     """
     check_rows(rows)
     quantized = out_dtype in FORMATS
@@ -309,6 +335,7 @@ def grouped_matmul(
             *(arch, constants, a_format, alpha, epilogue, indices, numbers, processors),
             _prepared_result(out_dtype, out_tiles or 0),
             card=card,
+            batch_invariant=batch_invariant,
             grouped=True,
         )
     kernel = grouped_matmul_kernel(_dtypes(epilogue))
@@ -329,7 +356,10 @@ def grouped_matmul(
         *(input_rows, rows, columns, depth, _row_units(a_format, depth, a_row_stride)),
         *(groups, experts, tiles if a_tiles is None else a_tiles, out_tiles or 0),
     )
-    if rows * columns * depth >= _FEW_PRODUCTS and groups:
+    products = rows * columns * depth
+    if batch_invariant:
+        products = max(products, _FEW_PRODUCTS)
+    if products >= _FEW_PRODUCTS and groups:
         launch = plans_blackwell.product(
             arch,
             constants,
@@ -345,13 +375,18 @@ def grouped_matmul(
             dtypes=_dtypes(epilogue),
             args=args,
             with_epilogue=functools.partial(_with_epilogue, epilogue=epilogue),
+            fixed=batch_invariant,
         )
         if launch is not None:
             return (launch,)
     across = ceil_div(columns, _TILE)
-    if _for_tensor_cores(constants, rows * columns * depth, (2 * tiles, across)) and groups:
+    if batch_invariant:
+        _check_aligned(constants)
+    if _for_tensor_cores(constants, products, (2 * tiles, across)) and groups:
         sizes = (rows, groups, tiles, columns, depth)
-        scaled = plans_sm120.grouped(arch, constants, *sizes, _dtypes(epilogue))
+        scaled = plans_sm120.grouped(
+            arch, constants, *sizes, _dtypes(epilogue), fixed=batch_invariant
+        )
         if scaled is not None:
             return (Launch(_with_epilogue(scaled.program, epilogue), *scaled[1:], args),)
         kernel = grouped_matmul_sm80_kernel(_dtypes(epilogue))
@@ -373,9 +408,12 @@ def _prepared(
     result: tuple[int | str, ...],
     *,
     card: tuple[str, int] | None,
+    batch_invariant: bool = False,
     grouped: bool = False,
 ) -> Launches:
     """A product with prepared weights; `numbers` and `result` as the kernels have them."""
+    if batch_invariant:
+        _check_aligned(constants | {"OUTPUT": "values"})
     args = (
         *_operand_names(a_format),
         *indices,
@@ -385,7 +423,7 @@ def _prepared(
         *numbers,
         *result[1:],
     )
-    input_rows, rows, columns, depth, row_units, groups, _, _ = numbers
+    input_rows, rows, columns, depth, row_units, groups, experts, _ = numbers
     shape: dict[str, Any] = {
         "rows": rows,
         "columns": columns,
@@ -395,6 +433,7 @@ def _prepared(
     }
     key = functools.partial(tuning.key_of, constants, rows, columns, depth, shape["groups"])
     shape["choice"] = tuning.find(card, key)
+    shape["matrices"] = experts if batch_invariant else None
     launches: list[Launch | None] = []
     if arch == "sm_90a":
         kernel = matmul_sm90_kernel(_dtypes(epilogue))

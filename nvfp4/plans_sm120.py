@@ -38,12 +38,14 @@ def dense(
     columns: int,
     depth: int,
     arrays: tuple[str, ...],
+    fixed: bool = False,
 ) -> Choice | None:
     """The kernel for a dense product, None where none fits.
 
-    `constants` are those of ``matmul_naive``, `arrays` the dtypes of an epilogue's arrays.
+    `constants` are those of ``matmul_naive``, `arrays` the dtypes of an epilogue's arrays; `fixed`:
+    one tile whatever the rows.
     """
-    high = _FEW_ROWS if rows <= _FEW_ROWS else TILE_ROWS
+    high = _FEW_ROWS if rows <= _FEW_ROWS and not fixed else TILE_ROWS
     grid = (ceil_div(rows, high), ceil_div(columns, _COLUMNS), 1)
     return _choice(arch, matmul_sm120_kernel(arrays), constants, depth, high, grid)
 
@@ -57,9 +59,10 @@ def grouped(
     columns: int,
     depth: int,
     arrays: tuple[str, ...],
+    fixed: bool = False,
 ) -> Choice | None:
     """The kernel for a grouped product of so many allocated tiles, None where none fits."""
-    high = _FEW_ROWS if rows <= _FEW_ROWS * groups else TILE_ROWS
+    high = _FEW_ROWS if rows <= _FEW_ROWS * groups and not fixed else TILE_ROWS
     grid = (tiles, ceil_div(columns, _COLUMNS), 1)
     return _choice(arch, grouped_matmul_sm120_kernel(arrays), constants, depth, high, grid)
 

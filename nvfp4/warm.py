@@ -385,6 +385,7 @@ def _matmul(
     epilogue: str | None = None,
     scale_layout: str = "tcgen",
     prepared: bool = False,
+    batch_invariant: bool = False,
 ) -> None:
     api.matmul(
         operand(a, (m, k), scale_layout),

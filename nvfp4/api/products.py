@@ -41,6 +41,7 @@ def matmul(
     epilogue: Any = None,
     compute: str | None = None,
     a_scale: Any = None,
+    batch_invariant: bool = False,
     stream: Any = None,
 ) -> Any:
     """The product of `a` [M, K] with `b` [N, K] transposed.
@@ -75,6 +76,11 @@ def matmul(
         decisions.md, D25, has the definition and what tensor cores do to sums.
     a_scale : array of float32, [M, 1] or [M], optional
         The scales of rows of e4m3 codes.
+    batch_invariant : bool
+        Whether the bytes of a row of the result are those that it has alone, whatever M is and
+        whatever the other rows hold: kernel, instructions and order of sums are then chosen by N,
+        K, formats and architecture alone. Costs time where the choice by M would be another one;
+        docs/products.md says how much. `a` and `b` must begin at multiples of 16 bytes.
     stream : optional
         None (the current stream of the library of `a`), an int, or an object with
         ``__cuda_stream__``.
@@ -91,12 +97,15 @@ def matmul(
         dtype is another one.
     ValueError
         Shapes that do not fit; arrays on different devices; an `out` that overlaps an operand;
-        ``compute="fp8"`` and weights that are not prepared.
+        ``compute="fp8"`` and weights that are not prepared; with
+        `batch_invariant`, addresses that are no multiples of 16 (on a GPU).
     UnsupportedError
         There is no kernel for this GPU and these formats; ``compute="fp8"`` elsewhere than on
         sm_90a, or with other formats.
     """
-    again = "matmul", (out_dtype, compute), (a, b, alpha, epilogue, out, a_scale)
+    _check_flag(batch_invariant)
+    options = out_dtype, compute, batch_invariant
+    again = "matmul", options, (a, b, alpha, epilogue, out, a_scale)
     if out is not None and repeat(again, stream):
         return out
     right = read_operand("b", b, ("N", "K"), plain=False, stream=stream)
@@ -108,7 +117,12 @@ def matmul(
     call = _Product(
         left, right, read_alpha(alpha, None, stream), read_epilogue(epilogue, stream), None
     )
-    facts = {"rows": left.shape[0], "columns": right.shape[0], "depth": depth}
+    facts = {
+        "rows": left.shape[0],
+        "columns": right.shape[0],
+        "depth": depth,
+        "batch_invariant": batch_invariant,
+    }
     return call.run(again, left.shape[0], facts, out, out_dtype, stream)
 
 
@@ -126,6 +140,7 @@ def grouped_matmul(
     epilogue: Any = None,
     compute: str | None = None,
     a_scale: Any = None,
+    batch_invariant: bool = False,
     stream: Any = None,
 ) -> Any:
     """The product of each range of rows of `a` with the matrix of its expert, transposed.
@@ -154,7 +169,7 @@ def grouped_matmul(
         one beyond the capacity as the capacity.
     alpha : None, number, or array of float32, () or [E], optional
         One factor, or one by expert.
-    out, out_dtype, epilogue, compute, a_scale, stream
+    out, out_dtype, epilogue, compute, a_scale, batch_invariant, stream
         As in :func:`nvfp4.matmul`; the result has R rows. Quantised, it is a grouped QTensor; with
         `row_counts` a stack of matrices. An epilogue then sees row e * capacity + r for row r of
         matrix e, and its arrays have E * capacity rows.
@@ -175,12 +190,12 @@ def grouped_matmul(
         from E on and counts that are not from 0 to the capacity, where the host can read them;
         `row_counts` together with one of the other three index arrays.
     UnsupportedError
-        There is no kernel for this GPU and these formats; a quantised result of prepared weights
-        with `row_counts`.
+        There is no kernel for this GPU and these formats.
     """
+    _check_flag(batch_invariant)
     again = (
         "grouped_matmul",
-        (out_dtype, compute, asked()),
+        (out_dtype, compute, batch_invariant, asked()),
         (a, b, row_offsets, expert_ids, row_indices, row_counts, alpha, epilogue, out, a_scale),
     )
     if out is not None and repeat(again, stream):
@@ -209,10 +224,16 @@ def grouped_matmul(
         "columns": columns,
         "depth": depth,
         "experts": experts,
+        "batch_invariant": batch_invariant,
         "tile": again[1][-1],
         **ranges.facts(),
     }
     return call.run(again, ranges.rows, facts, out, out_dtype, stream)
+
+
+def _check_flag(batch_invariant: Any) -> None:
+    if batch_invariant is not False and batch_invariant is not True:
+        raise TypeError(f"batch_invariant must be True or False; got {batch_invariant!r}")
 
 
 def _check_no_ranges(row_offsets: Any, expert_ids: Any, row_indices: Any) -> None:

@@ -43,6 +43,18 @@ def is_extreme(some, byte):
     return outside & ne_u32(byte, 255) & ne_u32(some, 0)
 
 
+def row_is_extreme(a, a_scales, at, scale_row, depth):
+    """Whether a row has an extreme scale: it alone is then multiplied element by element."""
+    extreme = False
+    if may_be_extreme():
+        column = depth - depth
+        while column < depth:
+            _, one = chunk(a, a_scales, at, scale_row, column, depth)
+            extreme = extreme | one
+            column += 8
+    return extreme
+
+
 def chunk(a, a_scales, at, scale_row, column, depth):
     """Elements from `column`, a multiple of 8, of a row that begins at byte `at`.
 

@@ -54,7 +54,7 @@ from ..ptx.control import bar_sync, griddepcontrol_launch_dependents, griddepcon
 from ..ptx.memory import ld_shared_f32, ld_shared_u32, shared_base, st_shared_f32, st_shared_u32
 from ..ptx.mma import mma_m16n8k16_bf16
 from ..ptx.warp import syncwarp, vote_any
-from .activations import chunk, may_be_extreme
+from .activations import chunk, may_be_extreme, row_bytes, row_is_extreme
 from .elements import store_one
 from .groups import source_row
 from .matmul_naive import grouped_matmul_kernel
@@ -399,7 +399,11 @@ def repeat_slowly(
     index,
     everything,
 ):
-    """Write an item one product after the other if its matrix is plain, or `everything` must be."""
+    """Write an item one product after the other if its matrix is plain.
+
+    With `everything` also its rows with extreme scales: none of the other rows, which must not know
+    of these.
+    """
     expert, owner, first, count, block, tile_row = here
     row_indices, input_rows = a_rows
     a, a_scales, b, b_scales, depth, a_stride = operands
@@ -407,7 +411,8 @@ def repeat_slowly(
     if expert >= 0:
         row_blocks = (columns + 15) // 16
         header = expert * matrix_records(row_blocks, (depth + 63) // 64)
-        if everything or factor_of_matrix(b_scales, header) == ZERO:
+        plain = factor_of_matrix(b_scales, header) == ZERO
+        if everything or plain:
             of_matrix = decode_of_matrix(to[1], expert)
             factors = (alpha, alpha_number, a_decode, ZERO, of_matrix)
             i = index
@@ -419,9 +424,13 @@ def repeat_slowly(
                 source = -1
                 if lt_u32(local, count) and column < width:
                     source = source_row(row_indices, row, input_rows)
+                scale_row = scale_row_of(source, tile_row, local)
+                if source >= 0 and not plain:
+                    at = source * row_bytes(a_stride)
+                    if not row_is_extreme(a, a_scales, at, scale_row, depth):
+                        source = -1
                 v = ZERO
                 if source >= 0:
-                    scale_row = scale_row_of(source, tile_row, local)
                     given = (a, a_scales, b, b_scales, depth, a_stride, scale_row)
                     of_range = i64_of_u32(owner)
                     v = slow_value(

@@ -9,7 +9,8 @@ elements of A have three bits more than bfloat16: they become two, a = hi + lo e
 What bfloat16 cannot hold exactly, and what tensor cores might flush, is not clipped: e8m0 scales
 below 2^-107 or above 2^107 of blocks that are not zero; beside float16 elements, scales above 2^72
 and infinite e5m2 elements, whose products with the two halves would not add up. A block of threads
-that meets one makes its tile again in the way of ``matmul_naive``.
+that meets one in B makes its tile in the way of ``matmul_naive``, and one in A those rows of it.
+So what becomes of a row depends on no other row.
 
 Rows of A beyond the last, and rows of B beyond the columns, are zeros in shared memory. In a
 product with pairs of columns the rows of B of a tile are gate, up, gate, up..., so that a thread
@@ -33,6 +34,7 @@ from ..program import Kernel
 from ..ptx.arith import mul_rn
 from ..ptx.bits import bf16x2_of_f32, f16x2_of_f32
 from ..ptx.memory import ptr_address, st_global_u32
+from .activations import may_be_extreme, row_bytes, row_is_extreme
 from .elements import store_one
 from .groups import expert_of, find_tile, load_index, row_of_none, source_row
 from .matmul_naive import VARIANTS as NAIVE_VARIANTS
@@ -144,12 +146,13 @@ def store_dense_row(to, row, rows, width, n, columns, v, factors):
         store_row(to, row, width, n, columns, 0, v, factor)
 
 
-def row_bytes(units):
-    """Bytes from a row of A to the next; `units` as the plans have it."""
-    if A_ELEMENT == "none":
-        return units * 2
-    else:
-        return units
+def met_by_block(extreme_a, extreme_b):
+    """Whether a thread of the block has met something extreme in A; and in B."""
+    of_b = cuda.syncthreads_or(np.int32(extreme_b)) != 0
+    of_a = False
+    if may_be_extreme():
+        of_a = cuda.syncthreads_or(np.int32(extreme_a)) != 0
+    return of_a, of_b
 
 
 def matmul_sm80(
@@ -179,7 +182,7 @@ def matmul_sm80(
     width = result_columns(columns)
     a_row = first_row + thread // 2
     n = row_of_b(thread // 2, first_column, columns)
-    c0, c1, c2, c3, c4, c5, c6, c7, extreme = sums(
+    c0, c1, c2, c3, c4, c5, c6, c7, extreme_a, extreme_b = sums(
         a,
         a_scales,
         a_row * row_bytes(a_stride),
@@ -193,13 +196,33 @@ def matmul_sm80(
         first_column + thread // 2 < columns,
         depth,
     )
-    if cuda.syncthreads_or(np.int32(extreme)):
+    of_a, of_b = met_by_block(extreme_a, extreme_b)
+    if not of_b:
+        lane = thread % 32
+        warp = thread // 32
+        row = first_row + (warp // 2) * 32 + lane // 4
+        n = first_column + (warp % 2) * 32 + (lane % 4) * 2
+        to = (out, b_decode, e0, e1, e2, e3)
+        factors = (alpha, alpha_number, a_decode)
+        v = first_row_of(c0, c1, c2, c3)
+        store_dense_row(to, row, rows, width, n, columns, v, factors)
+        v = second_row_of(c0, c1, c2, c3)
+        store_dense_row(to, row + 8, rows, width, n, columns, v, factors)
+        v = first_row_of(c4, c5, c6, c7)
+        store_dense_row(to, row + 16, rows, width, n, columns, v, factors)
+        v = second_row_of(c4, c5, c6, c7)
+        store_dense_row(to, row + 24, rows, width, n, columns, v, factors)
+    if of_a or of_b:
+        cuda.syncthreads()
         i = thread + 0
         wide = TILE if PAIR == "none" else TILE // 2
         while i < TILE * wide:
             row = first_row + i // wide
             column = cuda.blockIdx.y * wide + i % wide
-            if row < rows and column < width:
+            mine = row < rows and column < width
+            if mine and not of_b:
+                mine = row_is_extreme(a, a_scales, row * row_bytes(a_stride), row, depth)
+            if mine:
                 value = element(
                     a,
                     a_scales,
@@ -221,21 +244,6 @@ def matmul_sm80(
                 )
                 store_one(out, row * width + column, value)
             i += THREADS
-        return
-    lane = thread % 32
-    warp = thread // 32
-    row = first_row + (warp // 2) * 32 + lane // 4
-    n = first_column + (warp % 2) * 32 + (lane % 4) * 2
-    to = (out, b_decode, e0, e1, e2, e3)
-    factors = (alpha, alpha_number, a_decode)
-    v = first_row_of(c0, c1, c2, c3)
-    store_dense_row(to, row, rows, width, n, columns, v, factors)
-    v = second_row_of(c0, c1, c2, c3)
-    store_dense_row(to, row + 8, rows, width, n, columns, v, factors)
-    v = first_row_of(c4, c5, c6, c7)
-    store_dense_row(to, row + 16, rows, width, n, columns, v, factors)
-    v = second_row_of(c4, c5, c6, c7)
-    store_dense_row(to, row + 24, rows, width, n, columns, v, factors)
 
 
 def store_grouped_row(to, local, rows_of_tile, row_indices, width, n, columns, v, factors):
@@ -334,7 +342,7 @@ def grouped_matmul_sm80(
     n = row_of_b(local, first_column, columns)
     matrix = max(expert, 0)
     # Blocks without an expert have nothing to sum, but zeros to write.
-    c0, c1, c2, c3, c4, c5, c6, c7, extreme = sums(
+    c0, c1, c2, c3, c4, c5, c6, c7, extreme_a, extreme_b = sums(
         a,
         a_scales,
         source * row_bytes(a_stride),
@@ -348,20 +356,46 @@ def grouped_matmul_sm80(
         first_column + local < columns,
         depth if expert >= 0 else 0,
     )
-    if cuda.syncthreads_or(np.int32(extreme)):
+    of_a, of_b = met_by_block(extreme_a, extreme_b)
+    if not of_b:
+        lane = thread % 32
+        warp = thread // 32
+        local = (warp // 2) * 32 + lane // 4
+        n = first_column + (warp % 2) * 32 + (lane % 4) * 2
+        to = (out, b_decode, e0, e1, e2, e3)
+        factors = (alpha, alpha_number, a_decode)
+        of_tile = (first, count, owner, expert, head, tail, rows, input_rows)
+        v = first_row_of(c0, c1, c2, c3)
+        store_grouped_row(to, local, of_tile, row_indices, width, n, columns, v, factors)
+        v = second_row_of(c0, c1, c2, c3)
+        store_grouped_row(to, local + 8, of_tile, row_indices, width, n, columns, v, factors)
+        v = first_row_of(c4, c5, c6, c7)
+        store_grouped_row(to, local + 16, of_tile, row_indices, width, n, columns, v, factors)
+        v = second_row_of(c4, c5, c6, c7)
+        store_grouped_row(to, local + 24, of_tile, row_indices, width, n, columns, v, factors)
+    if of_a or of_b:
+        cuda.syncthreads()
         i = thread + 0
         wide = TILE if PAIR == "none" else TILE // 2
         while i < TILE * wide:
             local = i // wide
             column = cuda.blockIdx.y * wide + i % wide
             row = first + local
-            if local < count and row < rows and column < width:
+            mine = local < count and row < rows and column < width
+            source = -1
+            if mine:
                 source = source_row(row_indices, row, input_rows)
+            scale_row = source
+            if A_LAYOUT == "tcgen":
+                scale_row = (a_tile << 7) + below + local
+            if mine and not of_b:
+                mine = source >= 0
+                if mine:
+                    at = source * row_bytes(a_stride)
+                    mine = row_is_extreme(a, a_scales, at, scale_row, depth)
+            if mine:
                 value = ZERO
                 if source >= 0:
-                    scale_row = source
-                    if A_LAYOUT == "tcgen":
-                        scale_row = (a_tile << 7) + below + local
                     value = element(
                         a,
                         a_scales,
@@ -383,22 +417,6 @@ def grouped_matmul_sm80(
                     )
                 store_one(out, row * width + column, value)
             i += THREADS
-        return
-    lane = thread % 32
-    warp = thread // 32
-    local = (warp // 2) * 32 + lane // 4
-    n = first_column + (warp % 2) * 32 + (lane % 4) * 2
-    to = (out, b_decode, e0, e1, e2, e3)
-    factors = (alpha, alpha_number, a_decode)
-    of_tile = (first, count, owner, expert, head, tail, rows, input_rows)
-    v = first_row_of(c0, c1, c2, c3)
-    store_grouped_row(to, local, of_tile, row_indices, width, n, columns, v, factors)
-    v = second_row_of(c0, c1, c2, c3)
-    store_grouped_row(to, local + 8, of_tile, row_indices, width, n, columns, v, factors)
-    v = first_row_of(c4, c5, c6, c7)
-    store_grouped_row(to, local + 16, of_tile, row_indices, width, n, columns, v, factors)
-    v = second_row_of(c4, c5, c6, c7)
-    store_grouped_row(to, local + 24, of_tile, row_indices, width, n, columns, v, factors)
 
 
 # Kernels -----------------------------------------------------------------------------------------

@@ -101,7 +101,7 @@ from ..ptx.wgmma import (
     wgmma_wait_group,
     wgmma_zeros,
 )
-from .activations import chunk, may_be_extreme, row_bytes
+from .activations import chunk, may_be_extreme, row_bytes, row_is_extreme
 from .elements import store_one
 from .fp8_matrices import is_ours, number_our_chunks
 from .fp8_operands import (
@@ -721,7 +721,10 @@ def store_piece_codes(to, codes, ranges, base, a_rows, factors, here, columns, p
 def repeat_slowly(
     to, codes, ranges, a_rows, operands, scalars, here, columns, group, index, everything
 ):
-    """Write a warpgroup's part of an item again, one product after the other, where it must be."""
+    """Write a warpgroup's part of an item again, one product after the other, where it must be.
+
+    With `everything` also its rows with extreme scales, and none of the others.
+    """
     expert, owner, first, count, block, tile_row = here
     row_indices, input_rows = a_rows
     a, a_scales, b, b_scales, depth, a_stride = operands
@@ -729,7 +732,8 @@ def repeat_slowly(
     width = result_columns(columns)
     if expert >= 0:
         header = expert * matrix_records((columns + 15) // 16, (depth + 63) // 64)
-        if everything or factor_of_matrix(b_scales, header) == ZERO:
+        plain = factor_of_matrix(b_scales, header) == ZERO
+        if everything or plain:
             factors = (alpha, alpha_number, a_decode, ZERO, decode_of_matrix(to[1], expert))
             begin = add_u32(mul_u32(block, columns_of_tile()), mul_u32(group, columns_of_group()))
             i = index
@@ -740,9 +744,13 @@ def repeat_slowly(
                 source = -1
                 if column < width:
                     source = source_row(row_indices, row, input_rows)
+                scale_row = scale_row_of(source, tile_row, local)
+                if source >= 0 and not plain:
+                    at = source * row_bytes(a_stride)
+                    if not row_is_extreme(a, a_scales, at, scale_row, depth):
+                        source = -1
                 v = ZERO
                 if source >= 0:
-                    scale_row = scale_row_of(source, tile_row, local)
                     given = (a, a_scales, b, b_scales, depth, a_stride, scale_row)
                     of_range = i64_of_u32(owner)
                     v = slow_value(

@@ -314,7 +314,7 @@ def step(base, a_row, a_chunk, b_row, b_chunk, k, c0, c1, c2, c3, c4, c5, c6, c7
 
 
 def sums(a, a_scales, a_at, a_scale_row, a_real, b, b_scales, b_at, b_scales_at, n, b_real, depth):
-    """The block's tile of sums: this thread's 32 of them, and whether some operand is extreme.
+    """The block's tile of sums: this thread's 32 of them, and whether A or B is extreme somewhere.
 
     This thread brings row thread / 2 of both tiles, half of the depth of a tile; `a_at` and `b_at`
     are where these rows begin, in bytes.
@@ -342,7 +342,8 @@ def sums(a, a_scales, a_at, a_scale_row, a_real, b, b_scales, b_at, b_scales_at,
     c5 = start
     c6 = start
     c7 = start
-    extreme = False
+    extreme_a = False
+    extreme_b = False
     pieces = depth // 16
     first = 0
     while first < pieces:
@@ -359,11 +360,11 @@ def sums(a, a_scales, a_at, a_scale_row, a_real, b, b_scales, b_at, b_scales_at,
                         byte_a = scale_byte(
                             a_scales, 0, a_scale_row, piece, depth, A_SCALE, A_LAYOUT
                         )
-                        extreme = extreme | is_extreme(raw_a, byte_a, A_ELEMENT, A_SCALE)
+                        extreme_a = extreme_a | is_extreme(raw_a, byte_a, A_ELEMENT, A_SCALE)
                 if b_real:
                     raw_b = load_words(b, b_at + piece * piece_bytes(B_ELEMENT), B_ELEMENT)
                     byte_b = scale_byte(b_scales, b_scales_at, n, piece, depth, B_SCALE, B_LAYOUT)
-                    extreme = extreme | is_extreme(raw_b, byte_b, B_ELEMENT, B_SCALE)
+                    extreme_b = extreme_b | is_extreme(raw_b, byte_b, B_ELEMENT, B_SCALE)
             in_tile = u32_of_i64(half * 2 + i)
             store_a(base, tile_row, in_tile, raw_a, byte_a)
             store_pairs(
@@ -387,4 +388,4 @@ def sums(a, a_scales, a_at, a_scale_row, a_real, b, b_scales, b_at, b_scales_at,
         )
         cuda.syncthreads()
         first += 4
-    return c0, c1, c2, c3, c4, c5, c6, c7, extreme
+    return c0, c1, c2, c3, c4, c5, c6, c7, extreme_a, extreme_b

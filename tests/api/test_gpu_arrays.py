@@ -713,6 +713,7 @@ def test_a_product_of_two_tensors_is_planned_and_bound(card: Card, cupy: stubs.C
         "out_dtype": "bfloat16", "epilogue": None, "alpha": "array",
         "aligned": addresses_are_aligned(a.codes, b.codes),
         "map_alignment": alignment_for_maps(a, b), "processors": 132, "card": ("a card", 132),
+        "batch_invariant": False,
     }  # fmt: skip
     bound = {name: getattr(value, "owner", value) for name, value in card.buffers.items()}
     assert bound == {
@@ -767,7 +768,7 @@ def test_a_grouped_product_is_planned_and_bound(card: Card, cupy: stubs.Cupy) ->
         "b_layout": "tcgen", "decode_b": "batch", "out_dtype": "float16", "epilogue": None,
         "alpha": "expert", "aligned": addresses_are_aligned(a.codes, b.codes),
         "map_alignment": alignment_for_maps(a, b), "processors": 132,
-        "card": ("a card", 132), "tile": None,
+        "card": ("a card", 132), "tile": None, "batch_invariant": False,
     }  # fmt: skip
     bound = {name: getattr(value, "owner", value) for name, value in card.buffers.items()}
     assert bound == {

@@ -642,12 +642,6 @@ def test_out_of_counted_rows_is_a_stack() -> None:
         nvfp4.grouped_matmul(STACKED, EXPERTS, row_counts=COUNTS, **more)
 
 
-def test_a_quantised_result_of_counted_rows_and_prepared_weights_is_refused() -> None:
-    b = nvfp4.prepare_weights(nvfp4.quantize(values(3, 32, 64), "mxfp4"))
-    with nvfp4.simulate(), says(nvfp4.UnsupportedError, "out_dtype", "row_counts"):
-        nvfp4.grouped_matmul(STACKED, b, row_counts=COUNTS, out_dtype="mxfp4")
-
-
 @pytest.mark.parametrize("alpha", [None, "1", True, [1.0]])
 def test_alpha_is_a_number_or_an_array(alpha: Any) -> None:
     with says(TypeError, "alpha"):

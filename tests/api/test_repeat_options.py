@@ -63,6 +63,7 @@ OTHERS: dict[str, tuple[Any, ...]] = {
     "expert_ids": (None,),
     "row_indices": (None,),
     "row_counts": (None,),
+    "batch_invariant": (True, False, 1, None),
     "dtype": ("float32", "float16", np.float32, "no"),
     "shape": ((5, 2), [5, 2], (5, 3), (5.0, 2), 5),
     "stream": (0, 7, 8, -1, "no", True, Stream(), None),
