@@ -138,8 +138,8 @@ MANY_ROWS = 14
 #: Rows of a tile that registers allow: as many as there can be, and of a quantised A.
 MOST_TOKENS = 144
 MOST_TOKENS_QUANTIZED = 128
-#: The same where the result is quantised.
-MOST_TOKENS_CODES = 128
+#: The same where the result is quantised, of weights of four and of eight bits.
+MOST_TOKENS_CODES = (128, 96)
 #: How rows of bfloat16 come to shared memory: "copies", or "registers" (``kernels.sm90_rows``),
 #: which takes a third of the load unit's turns and was not measured yet.
 BRING = "copies"
@@ -209,7 +209,7 @@ def prefill(
     most = MOST_TOKENS if copied else MOST_TOKENS_QUANTIZED
     row = 64 if narrow else 128  # bytes of a row of A in a stage
     if constants["OUTPUT"] == "codes":
-        most = min(most, MOST_TOKENS_CODES)
+        most = min(most, MOST_TOKENS_CODES[constants["B_ELEMENT"] != "e2m1"])
     tokens = tokens_of(mean, groups, most) if choice is None else min(choice.tokens, most)
     if matrices is not None:
         tokens = INVARIANT_TOKENS
@@ -368,5 +368,5 @@ def _resident(chunk: int, stripes: int, constants: Mapping[str, Any]) -> int:
     codes = constants["OUTPUT"] == "codes"
     if not plain or chunk == 16 or (codes and stripes == 2):
         return 1 if codes and not plain else 2
-    most = 3 if stripes == 2 else 4
+    most = 3 if stripes == 2 or codes else 4
     return most if constants["B_ELEMENT"] == "e2m1" else most - 1

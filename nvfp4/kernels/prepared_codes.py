@@ -75,35 +75,40 @@ def put_value(codes, out, row, column, width, value, write, scale_row):
 
 def put_four(codes, out, row, column, width, v, write, scale_row):
     """The same for four neighbouring columns a lane."""
-    amax = max_nan_f32(abs_f32(v[0]), abs_f32(v[1]))
-    amax = max_nan_f32(amax, max_nan_f32(abs_f32(v[2]), abs_f32(v[3])))
-    amax = amax_of_lanes(WARP, amax, result_block() // 4)
-    byte, q = block_scale(amax, SIXTH, ONE)
-    if write:
-        at = row * width + column
-        if ELEMENT == "e2m1":
-            at = at >> 1
-            low = e2m1x2_of_f32(mul_rn(v[1], q), mul_rn(v[0], q))
-            high = e2m1x2_of_f32(mul_rn(v[3], q), mul_rn(v[2], q))
-            if ptr_address(out, 0) & 1 == 0:
-                st_global_u16(out, at, add_u32(low, shl_u32(high, 8)), "")
-            else:
-                st_global_u8(out, at, low, "")
-                st_global_u8(out, at + 1, high, "")
+    if vote_any(WARP, write):
+        amax = max_nan_f32(abs_f32(v[0]), abs_f32(v[1]))
+        amax = max_nan_f32(amax, max_nan_f32(abs_f32(v[2]), abs_f32(v[3])))
+        amax = amax_of_lanes(WARP, amax, result_block() // 4)
+        byte, q = block_scale(amax, SIXTH, ONE)
+        if write:
+            store_four_codes(out, row * width + column, v, q)
+            if column % result_block() == 0 and has_scale(codes, scale_row):
+                block = column // result_block()
+                if LAYOUT == "linear":
+                    place = scale_row * (width // result_block()) + block
+                else:
+                    place = tcgen_place(scale_row, block, result_k_tiles(width))
+                st_global_u8(codes[0], place, byte, "")
+                pad_row(codes, column, width, scale_row)
+
+
+def store_four_codes(out, at, v, q):
+    """Codes of four values times q, from number `at` of all on."""
+    if ELEMENT == "e2m1":
+        at = at >> 1
+        low = e2m1x2_of_f32(mul_rn(v[1], q), mul_rn(v[0], q))
+        high = e2m1x2_of_f32(mul_rn(v[3], q), mul_rn(v[2], q))
+        if ptr_address(out, 0) & 1 == 0:
+            st_global_u16(out, at, add_u32(low, shl_u32(high, 8)), "")
         else:
-            word = encode_float8x4(v[0], v[1], v[2], v[3], q)
-            if ptr_address(out, 0) & 3 == 0:
-                st_global_u32(out, at, word, "")
-            else:
-                store_word(out, at, word)
-        if column % result_block() == 0 and has_scale(codes, scale_row):
-            block = column // result_block()
-            if LAYOUT == "linear":
-                place = scale_row * (width // result_block()) + block
-            else:
-                place = tcgen_place(scale_row, block, result_k_tiles(width))
-            st_global_u8(codes[0], place, byte, "")
-            pad_row(codes, column, width, scale_row)
+            st_global_u8(out, at, low, "")
+            st_global_u8(out, at + 1, high, "")
+    else:
+        word = encode_float8x4(v[0], v[1], v[2], v[3], q)
+        if ptr_address(out, 0) & 3 == 0:
+            st_global_u32(out, at, word, "")
+        else:
+            store_word(out, at, word)
 
 
 def pad_row(codes, column, width, scale_row):
