@@ -385,6 +385,7 @@ def _matmul(
     epilogue: str | None = None,
     scale_layout: str = "tcgen",
     prepared: bool = False,
+    compute: str | None = None,
     batch_invariant: bool = False,
 ) -> None:
     api.matmul(
@@ -393,6 +394,7 @@ def _matmul(
         alpha=_scale(alpha, 1),
         out_dtype=out_dtype,
         epilogue=ready_epilogue(epilogue),
+        compute=compute,
     )
 
 
@@ -413,6 +415,7 @@ def _grouped_matmul(
     epilogue: str | None = None,
     scale_layout: str = "tcgen",
     prepared: bool = False,
+    compute: str | None = None,
     b_decode_scale: Any = None,
 ) -> None:
     groups = groups or experts
@@ -439,7 +442,12 @@ def _grouped_matmul(
         alpha=_scale(alpha, experts),
         out_dtype=out_dtype,
         epilogue=ready_epilogue(epilogue),
+        compute=compute,
     )
+
+
+def _quantize_rows(dtype: str, shape: list[int]) -> None:
+    api.quantize_rows(_array(shape, dtype))
 
 
 def _prepare_weights(format: str, shape: list[int], scale_layout: str = "tcgen") -> None:
@@ -449,6 +457,7 @@ def _prepare_weights(format: str, shape: list[int], scale_layout: str = "tcgen")
 #: Name in a file of shapes -> what makes the call; its parameters are the options of the call.
 CALLS: dict[str, Callable[..., None]] = {
     "quantize": _quantize,
+    "quantize_rows": _quantize_rows,
     "grouped_quantize": _grouped_quantize,
     "swiglu_quantize": _swiglu_quantize,
     "rmsnorm_quantize": _rmsnorm_quantize,

@@ -95,25 +95,30 @@ def copy_rows_of_bytes(
     a, a_rows, ranges, item, items, beyond, across, row_bytes, depth, steps, ring, brought, empty,
     mine, lane,
 ):  # fmt: skip
-    """What a producer warp does: every fourth row, two with each copy of four bytes a lane."""
+    """What a producer warp does: two rows of every eight, with a copy of four bytes a lane.
+
+    The two are neighbours, 128 bytes in shared memory: each lane has a bank of its own.
+    """
     address = ptr_address(a, 0)
     upper = shr_u32(lane, 4)
     # Word n of a row's 64 bytes: of half n / 8, columns 8 t + 4 j.
     n = and_u32(lane, 15)
     chunk = or_u32(shl_u32(shr_u32(n, 3), 1), and_u32(n, 1))
     t = and_u32(shr_u32(n, 1), 3)
-    row = add_u32(mine, shl_u32(upper, 2))
-    place = xor_u32(chunk, and_u32(shr_u32(row, 1), 3))
+    row = add_u32(shl_u32(mine, 1), upper)
+    place = xor_u32(chunk, mine)  # of 16 bytes; `mine` is bits 2 and 1 of the row
     place = add_u32(shl_u32(place, 4), shl_u32(t, 2))
     place = add_u32(place, mul_u32(row, ROW_BYTES))
+    # Rows of the tile are found by a lane each.
+    local = add_u32(shl_u32(shr_u32(lane, 1), 3), add_u32(shl_u32(mine, 1), and_u32(lane, 1)))
     stage = sub_u32(mine, mine)
     parity = add_u32(stage, 1)
     while lt_u32(item, items):
         here = locate(item, across, ranges, lane)
-        mine_row = row_to_copy(a_rows, here, add_u32(shl_u32(lane, 2), mine))
+        mine_row = row_to_copy(a_rows, here, local)
         more_row = mine_row
         if CHUNK > 128:
-            more_row = row_to_copy(a_rows, here, add_u32(add_u32(shl_u32(lane, 2), mine), 128))
+            more_row = row_to_copy(a_rows, here, add_u32(local, 128))
         step = sub_u32(stage, stage)
         while lt_u32(step, steps):
             column = i64_of_u32(add_u32(shl_u32(step, 6), shl_u32(n, 2)))

@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 
 import nvfp4
+from nvfp4 import warm
 
 from . import stubs
 from .conftest import Card
@@ -115,6 +116,15 @@ def test_bfloat16_is_what_there_is_by_default() -> None:
     for compute in (None, "bfloat16"):
         got = nvfp4.matmul(A, W, compute=compute)
         assert got.tobytes() == nvfp4.matmul(A, W).tobytes()
+
+
+def test_its_programs_can_be_compiled_beforehand() -> None:
+    call = {"call": "matmul", "a": "bfloat16", "b": "mxfp4", "m": 4096, "n": 8192, "k": 4096}
+    made = warm.programs([call | {"prepared": True, "compute": "fp8"}], "sm_90a")
+    found = {(one.kernel.name, dict(one.constants).get("COMPUTE")) for one in made}
+    assert found >= {
+        ("quantize_rows", None), ("matmul_sm90", "fp8"), ("matmul_sm90", "bfloat16"),
+    }  # fmt: skip
 
 
 # --- refusals -------------------------------------------------------------------------------------
