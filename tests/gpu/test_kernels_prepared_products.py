@@ -172,3 +172,50 @@ def test_products_are_captured_into_a_graph(cupy: Any, rows: int) -> None:
     stream.synchronize()
     expected = np.asarray(nvfp4.matmul(values, second, out_dtype="float32"))
     assert library.back(out).tobytes() == expected.tobytes()
+
+
+def codes_room(library: Library, like: nvfp4.QTensor, **options: Any) -> nvfp4.QTensor:
+    """Poison for a quantised result of such parts."""
+    parts = (like.codes, like.scales, like.decode_scale)
+    codes, scales, decode = (room(library, p.shape, p.dtype) for p in map(np.asarray, parts))
+    return nvfp4.QTensor.from_parts(
+        codes,
+        scales,
+        like.format,
+        shape=like.shape,
+        decode_scale=decode,
+        scale_layout=like.scale_layout,
+        **options,
+    )
+
+
+@pytest.mark.parametrize("halves", [None, True, False])
+@pytest.mark.parametrize("rows", [5, 300])
+@pytest.mark.parametrize("fmt", FORMATS)
+def test_quantised_results_have_every_golden_byte(
+    cupy: Any, fmt: str, rows: int, halves: bool | None
+) -> None:
+    """Codes, scales and their padding; pairs are added, so that sums stay exact."""
+    library = MAKERS["cupy"]()
+    pairs = nvfp4.Epilogue(lambda g, u, r, c, e: g + u, pair=True, halves=bool(halves))
+    epilogue = None if halves is None else pairs
+    b = nvfp4.quantize(integers((3, 320, 704), 21, np.float32), "mxfp4")
+    a = integers((rows, 704), 22)
+    offsets = np.array([0, rows // 2, rows // 2, rows - 1], np.int32)
+    options: dict[str, Any] = {"out_dtype": fmt, "epilogue": epilogue}
+    expected = nvfp4.grouped_matmul(a, b, row_offsets=offsets, **options)
+    given, prepared = there(library, a), nvfp4.prepare_weights(there(library, b))
+    on_card = library.there(offsets)
+    for _ in range(2):
+        out = codes_room(library, expected, groups=on_card)
+        assert nvfp4.grouped_matmul(given, prepared, row_offsets=on_card, out=out, **options) is out
+        for part in ("codes", "scales", "decode_scale"):
+            got = library.back(getattr(out, part))
+            np.testing.assert_array_equal(got, np.asarray(getattr(expected, part)), err_msg=part)
+    one = nvfp4.quantize(integers((320, 704), 21, np.float32), "nvfp4")
+    dense = nvfp4.matmul(a, one, **options)
+    out = codes_room(library, dense)
+    nvfp4.matmul(given, nvfp4.prepare_weights(there(library, one)), out=out, **options)
+    for part in ("codes", "scales", "decode_scale"):
+        got = library.back(getattr(out, part))
+        np.testing.assert_array_equal(got, np.asarray(getattr(dense, part)), err_msg=part)
