@@ -132,6 +132,7 @@ def plan_matmul(
     alpha: Any = None,
     prepared: bool = True,
     scale_layout: str = "tcgen",
+    batch_invariant: bool = False,
     card: str | None = None,
     arch: str | None = None,
 ) -> Plan:
@@ -163,6 +164,8 @@ def plan_matmul(
         Whether B is prepared (:func:`nvfp4.prepare_weights`).
     scale_layout : {"tcgen", "linear"}
         Of scales of A, and of B that is not prepared.
+    batch_invariant : bool
+        As :func:`nvfp4.matmul` takes it.
     card : str, optional
         Such as ``"H200"``: one of ``nvfp4.cards.CARDS``. By default the present GPU.
     arch : str, optional
@@ -188,7 +191,7 @@ def plan_matmul(
     where = _where(card, arch)
     launches = _launches(
         where, m, n, k, a, b, experts, groups, rows, expert_ids, out_dtype, epilogue, alpha,
-        prepared, scale_layout,
+        prepared, scale_layout, batch_invariant,
     )  # fmt: skip
     names = [
         value.name if isinstance(value, BlockFormat) else FORMAT_ALIASES.get(value, value)
@@ -207,7 +210,8 @@ def plan_matmul(
             f"grouped_matmul {out_rows} x {n} x {k}, {experts} experts, {groups or experts} ranges"
         )
     title = f"{what}: {names[0]} times {'prepared ' if prepared else ''}{names[1]} to {names[2]}"
-    tuned = prepared and _tuned(where, launches, out_rows, n, k, experts and (groups or experts))
+    tuned = prepared and not batch_invariant
+    tuned = tuned and _tuned(where, launches, out_rows, n, k, experts and (groups or experts))
     return Plan(title, where, launches, moved, 2.0 * out_rows * n * k, tuned)
 
 
@@ -261,7 +265,7 @@ def _bits(kind: str) -> float:
 def _launches(
     card: CardFacts, m: int, n: int, k: int, a: Any, b: Any, experts: int | None,
     groups: int | None, rows: int | None, expert_ids: bool, out_dtype: Any, epilogue: Any,
-    alpha: Any, prepared: bool, scale_layout: str,
+    alpha: Any, prepared: bool, scale_layout: str, batch_invariant: bool,
 ) -> tuple[Launch, ...]:  # fmt: skip
     """What the call launches, on memory that is never touched."""
     import numpy as np
@@ -285,6 +289,7 @@ def _launches(
                 alpha=alpha,
                 out_dtype=out_dtype,
                 epilogue=epilogue,
+                batch_invariant=batch_invariant,
             )
         else:
             ranges = groups or experts
@@ -299,5 +304,6 @@ def _launches(
                 alpha=alpha,
                 out_dtype=out_dtype,
                 epilogue=epilogue,
+                batch_invariant=batch_invariant,
             )
     return tuple(launches)

@@ -24,6 +24,7 @@ COMMANDS: dict[str, tuple[str, str]] = {
     "convert": ("nvfp4.cli.convert", "Write a quantised checkpoint in another convention."),
     "demo": ("nvfp4.cli.demo", "Quantise six experts of a real model and multiply them."),
     "inspect": ("nvfp4.cli.inspect", "List the tensors of a checkpoint and what looks wrong."),
+    "plan": ("nvfp4.cli.plan", "Say what a product would run on a card; no GPU is needed."),
     "quantize": ("nvfp4.cli.quantize", "Quantise the weights of a checkpoint."),
     "tune": ("nvfp4.cli.tune", "Measure divisions of products on the present GPU."),
     "verify": ("nvfp4.cli.verify", "Compare a quantised checkpoint with its original."),
