@@ -32,10 +32,10 @@ SIGNATURES = {
     "grouped_quantize": "(x, format, *, row_offsets, expert_ids=None, row_indices=None, "
     "encode_scale=None, scale_rounding='rceil', scale_layout='tcgen', out=None, stream=None)",
     "matmul": "(a, b, *, alpha=1.0, out=None, out_dtype='bfloat16', epilogue=None, compute=None, "
-    "a_scale=None, stream=None)",
+    "a_scale=None, batch_invariant=False, stream=None)",
     "grouped_matmul": "(a, b, *, row_offsets=None, expert_ids=None, row_indices=None, "
     "row_counts=None, alpha=None, out=None, out_dtype='bfloat16', epilogue=None, compute=None, "
-    "a_scale=None, stream=None)",
+    "a_scale=None, batch_invariant=False, stream=None)",
     "quantize_rows": "(x, *, out=None, stream=None)",
     "prepare_weights": "(b, *, out=None, stream=None)",
     "interleave_scales": "(scales, *, out=None, stream=None)",
