@@ -8,7 +8,6 @@ that are not beaten stay: then a row that there was goes.
 from __future__ import annotations
 
 import contextlib
-import os
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ProcessPoolExecutor
 from dataclasses import dataclass
@@ -25,6 +24,7 @@ from ..tuning import Choice, Key, Table
 from .devices import Device
 from .grouped_products import MOST_CALLS, routings
 from .timing import calls_in_graph, least_calls, replay_seconds
+from .warmup import usable_cpus
 from .weights import copies_of, prepared_copies
 
 __all__ = ["GAIN", "Outcome", "Product", "build", "candidates", "forced", "product_of", "search",
@@ -177,7 +177,7 @@ def build(
         The formulas' own division does not build.
     """
     every: list[Choice | None] = [None, *choices]
-    jobs = min(jobs or os.cpu_count() or 1, len(every))
+    jobs = min(jobs or usable_cpus(), len(every))
     if jobs == 1:
         results = _build_some(product.call, product.arch, every)
     else:

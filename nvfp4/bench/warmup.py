@@ -2,20 +2,33 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import time
 from collections.abc import Callable, Sequence
 from concurrent.futures import ProcessPoolExecutor, as_completed
 from multiprocessing import get_context
+from pathlib import Path
 from typing import Any
 
 from .. import compile as compiler
 from .. import warm
 from ..program import Program
 
-__all__ = ["build", "missing"]
+__all__ = ["build", "missing", "usable_cpus"]
 
 Calls = Sequence[dict[str, Any]]
+
+
+def usable_cpus(quota: Path = Path("/sys/fs/cgroup/cpu.max")) -> int:
+    """CPUs that this process may use: a container often has fewer than the machine."""
+    count = os.cpu_count() or 1
+    if hasattr(os, "sched_getaffinity"):
+        count = len(os.sched_getaffinity(0))
+    with contextlib.suppress(OSError, ValueError):  # "max 100000", or microseconds and a period
+        most, period = quota.read_text().split()
+        count = min(count, max(1, int(most) // int(period)))
+    return count
 
 
 def _programs(calls: Calls, arch: str) -> list[Program]:
@@ -55,7 +68,7 @@ def build(
         As ``nvfp4 compile --shapes`` takes them.
     arch
     jobs
-        Processes; as many as CPUs by default.
+        Processes; as many as CPUs that may be used by default.
     say
         Told how far it is.
 
@@ -73,7 +86,7 @@ def build(
     places = missing(calls, arch)
     if not places:
         return 0, time.monotonic() - began
-    jobs = min(jobs or os.cpu_count() or 1, len(places))
+    jobs = min(jobs or usable_cpus(), len(places))
     say(f"build {len(places)} kernels in {jobs} processes")
     errors: list[str] = []
     if jobs == 1:

@@ -139,6 +139,15 @@ def test_what_is_missing_is_built_once(tmp_path: Path, monkeypatch: pytest.Monke
     assert warmup.build(calls, "sm_90a", say=said.append)[0] == 0 and len(said) == 1
 
 
+def test_a_container_s_share_of_the_cpus_counts(tmp_path: Path) -> None:
+    quota = tmp_path / "cpu.max"
+    whole = warmup.usable_cpus(quota)
+    assert whole >= 1
+    for text, expected in (("max 100000", whole), ("150000 100000", 1), ("50000 100000", 1)):
+        quota.write_text(text)
+        assert warmup.usable_cpus(quota) == expected
+
+
 def test_what_does_not_build_is_said(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("NVFP4_CACHE_DIR", str(tmp_path))
 
