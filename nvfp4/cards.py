@@ -44,6 +44,12 @@ class CardFacts:
     bandwidth: float
     flops: float
 
+    @property
+    def identity(self) -> tuple[str, int]:
+        """As tables know it: the driver's name, and multiprocessors."""
+        name = self.name if self.name.startswith("NVIDIA ") else f"NVIDIA {self.name}"
+        return name, self.processors
+
     def floor(self, moved: float, operations: float) -> tuple[float, str]:
         """Seconds below which a call cannot be, and what sets them.
 

@@ -229,12 +229,6 @@ def _where(card: str | None, arch: str | None) -> CardFacts:
         ) from error
 
 
-def _identity(card: CardFacts) -> tuple[str, int]:
-    """A card as tables know it: by the driver's name."""
-    name = card.name if card.name.startswith("NVIDIA ") else f"NVIDIA {card.name}"
-    return name, card.processors
-
-
 def _tuned(
     card: CardFacts, launches: tuple[Launch, ...], rows: int, columns: int, depth: int,
     groups: int | None,
@@ -244,7 +238,7 @@ def _tuned(
 
     constants = dict(launches[-1].program.constants)
     key = functools.partial(tuning.key_of, constants, rows, columns, depth, groups)
-    return tuning.find(_identity(card), key) is not None
+    return tuning.find(card.identity, key) is not None
 
 
 def _hit(rows: int, experts: int | None) -> float:
@@ -277,7 +271,7 @@ def _launches(
     layout = "sm90" if prepared else scale_layout
     kind = a.name if isinstance(a, BlockFormat) else FORMAT_ALIASES.get(a, a)
     name = block_format(b).name
-    with warm.recording(card.arch, _identity(card)) as launches:
+    with warm.recording(card.arch, card.identity) as launches:
         if experts is None:
             if groups is not None or rows is not None or expert_ids:
                 raise ValueError(

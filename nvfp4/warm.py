@@ -121,7 +121,9 @@ def expand(entry: Mapping[str, Any]) -> list[dict[str, Any]]:
     return [dict(zip(entry, values, strict=True)) for values in itertools.product(*alternatives)]
 
 
-def programs(calls: Iterable[Mapping[str, Any]], arch: str) -> list[Program]:
+def programs(
+    calls: Iterable[Mapping[str, Any]], arch: str, card: tuple[str, int] | None = None
+) -> list[Program]:
     """The programs that calls need on an architecture, each once.
 
     Parameters
@@ -130,6 +132,8 @@ def programs(calls: Iterable[Mapping[str, Any]], arch: str) -> list[Program]:
         From :func:`read_shapes`.
     arch
         Such as ``"sm_90a"``.
+    card
+        Name and multiprocessors of the card, as in :func:`recording`.
 
     Raises
     ------
@@ -139,7 +143,7 @@ def programs(calls: Iterable[Mapping[str, Any]], arch: str) -> list[Program]:
     found: dict[Program, None] = {}
     for call in calls:
         options = dict(call)
-        with recording(arch) as launches:
+        with recording(arch, card) as launches:
             try:
                 CALLS[options.pop("call")](**options)
             except Exception as error:

@@ -42,6 +42,7 @@ class Product:
     call: Mapping[str, Any]
     key: Key
     constants: Mapping[str, Any]
+    card: tuple[str, int]
     arch: str
     rows: int
     groups: int | None
@@ -103,7 +104,7 @@ def product_of(call: Mapping[str, Any], card: tuple[str, int], arch: str) -> Pro
         groups = call.get("groups") or call["experts"]
     rows = call.get("row_indices") or call["m"]
     key = tuning.key_of(constants, rows, call["n"], call["k"], groups)
-    return Product(call, key, constants, arch, rows, groups)
+    return Product(call, key, constants, card, arch, rows, groups)
 
 
 def candidates(product: Product) -> list[Choice]:
@@ -148,7 +149,7 @@ def _forget() -> None:
 
 
 def _build_some(
-    call: Mapping[str, Any], arch: str, choices: Sequence[Choice | None]
+    call: Mapping[str, Any], card: tuple[str, int], arch: str, choices: Sequence[Choice | None]
 ) -> list[tuple[Choice | None, str]]:
     """Build what a call needs under each choice, in a process of its own; why it cannot be used."""
     made = []
@@ -156,7 +157,7 @@ def _build_some(
         why = ""
         with forced(choice):
             try:
-                for program in warm.programs([call], arch):
+                for program in warm.programs([call], arch, card):
                     binary = compiler.find(program, arch) or compiler.build(program, arch)
                     if choice is not None and any(binary.spill_bytes):
                         why = f"spills {max(binary.spill_bytes)} bytes"
@@ -179,11 +180,12 @@ def build(
     every: list[Choice | None] = [None, *choices]
     jobs = min(jobs or usable_cpus(), len(every))
     if jobs == 1:
-        results = _build_some(product.call, product.arch, every)
+        results = _build_some(product.call, product.card, product.arch, every)
     else:
         with ProcessPoolExecutor(jobs, get_context("spawn")) as pool:
             hands = [every[i::jobs] for i in range(jobs)]
-            tasks = [pool.submit(_build_some, product.call, product.arch, hand) for hand in hands]
+            facts = (product.call, product.card, product.arch)
+            tasks = [pool.submit(_build_some, *facts, hand) for hand in hands]
             results = [result for task in tasks for result in task.result()]
     why = dict(results)
     if why[None]:

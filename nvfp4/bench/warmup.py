@@ -18,6 +18,7 @@ from ..program import Program
 __all__ = ["build", "missing", "usable_cpus"]
 
 Calls = Sequence[dict[str, Any]]
+Identity = tuple[str, int] | None
 
 
 def usable_cpus(quota: Path = Path("/sys/fs/cgroup/cpu.max")) -> int:
@@ -31,19 +32,19 @@ def usable_cpus(quota: Path = Path("/sys/fs/cgroup/cpu.max")) -> int:
     return count
 
 
-def _programs(calls: Calls, arch: str) -> list[Program]:
-    return warm.programs([one for call in calls for one in warm.expand(call)], arch)
+def _programs(calls: Calls, arch: str, card: Identity) -> list[Program]:
+    return warm.programs([one for call in calls for one in warm.expand(call)], arch, card)
 
 
-def missing(calls: Calls, arch: str) -> list[int]:
+def missing(calls: Calls, arch: str, card: Identity = None) -> list[int]:
     """Which of the programs that calls need are not in the cache: their places."""
-    found = _programs(calls, arch)
+    found = _programs(calls, arch, card)
     return [i for i, program in enumerate(found) if compiler.find(program, arch) is None]
 
 
-def _build_some(calls: Calls, arch: str, places: Sequence[int]) -> list[str]:
+def _build_some(calls: Calls, arch: str, card: Identity, places: Sequence[int]) -> list[str]:
     """Build programs, in a process of its own; what could not be built."""
-    found = _programs(calls, arch)
+    found = _programs(calls, arch, card)
     errors = []
     for place in places:
         try:
@@ -57,6 +58,7 @@ def build(
     calls: Calls,
     arch: str,
     *,
+    card: Identity = None,
     jobs: int | None = None,
     say: Callable[[str], None] = lambda text: None,
 ) -> tuple[int, float]:
@@ -67,6 +69,8 @@ def build(
     calls
         As ``nvfp4 compile --shapes`` takes them.
     arch
+    card
+        Name and multiprocessors, which plans and their tables go by.
     jobs
         Processes; as many as CPUs that may be used by default.
     say
@@ -83,20 +87,20 @@ def build(
         Something does not build.
     """
     began = time.monotonic()
-    places = missing(calls, arch)
+    places = missing(calls, arch, card)
     if not places:
         return 0, time.monotonic() - began
     jobs = min(jobs or usable_cpus(), len(places))
     say(f"build {len(places)} kernels in {jobs} processes")
     errors: list[str] = []
     if jobs == 1:
-        errors += _build_some(calls, arch, places)
+        errors += _build_some(calls, arch, card, places)
     else:
         # Dealt out like cards: neighbours are alike, and take alike long. A process that ends
         # early does not help the others, but each pays for starting its compiler only once.
         hands = [places[i::jobs] for i in range(jobs)]
         with ProcessPoolExecutor(jobs, get_context("spawn")) as pool:
-            tasks = [pool.submit(_build_some, calls, arch, hand) for hand in hands]
+            tasks = [pool.submit(_build_some, calls, arch, card, hand) for hand in hands]
             for task in as_completed(tasks):
                 errors += task.result()
     if errors:

@@ -114,7 +114,9 @@ def measure(name: str, options: Any, budget: float, device: Any, jobs: int | Non
         click.echo(f"[{deadline.spent:5.1f} s] {text}", err=True)
 
     deadline = Deadline(budget)
-    built, seconds = warmup.build(module.calls(options), where["arch"], jobs=jobs, say=say)
+    card = (where["card"], where["processors"]) if "processors" in where else None
+    calls = module.calls(options)
+    built, seconds = warmup.build(calls, where["arch"], card=card, jobs=jobs, say=say)
     report.seconds["building"] = seconds
     say(f"{built} kernels built in {seconds:.1f} s")
     deadline = Deadline(budget)

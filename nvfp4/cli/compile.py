@@ -50,6 +50,10 @@ __all__ = ["command"]
     "-o", "--out", type=click.Path(file_okay=False, path_type=Path), metavar="DIR",
     help="With --shapes: the cache to fill; NVFP4_CACHE_DIR then names it.",
 )  # fmt: skip
+@click.option(
+    "--card", metavar="NAME",
+    help="With --shapes: plan for this card (H200, H20...); the GPU here by default.",
+)  # fmt: skip
 @click.option("--jobs", type=click.IntRange(min=1), help="Processes; as many as CPUs by default.")
 @click.option("--json", "as_json", is_flag=True, help="Print JSON.")
 @click.pass_context
@@ -64,6 +68,7 @@ def command(
     slow: bool,
     shapes: Path | None,
     out: Path | None,
+    card: str | None,
     jobs: int | None,
     as_json: bool,
 ) -> None:
@@ -80,6 +85,8 @@ def command(
         raise click.UsageError("give one of: KERNEL, --list, --all, --shapes FILE", ctx)
     if (shapes is None) != (out is None):
         raise click.UsageError("--shapes and -o go together", ctx)
+    if card and shapes is None:
+        raise click.UsageError("--card is for --shapes", ctx)
     if show and not kernel:
         raise click.UsageError(f"--{show} is for one KERNEL", ctx)
     if constants and not kernel:
@@ -93,7 +100,7 @@ def command(
     elif everything:
         ctx.exit(_print(_build_all(archs, slow, jobs), as_json))
     elif shapes is not None and out is not None:
-        ctx.exit(_print(_warm(ctx, shapes, archs, out, jobs), as_json))
+        ctx.exit(_print(_warm(ctx, shapes, archs, card, out, jobs), as_json))
 
 
 def _check_archs(ctx: click.Context, archs: Iterable[str]) -> None:
@@ -115,6 +122,20 @@ def _present_arch(ctx: click.Context) -> str:
         return driver.device_info(driver.current_device()).arch
     except ToolchainError as error:
         raise click.UsageError("there is no GPU here: say --arch", ctx) from error
+
+
+def _for_card(
+    ctx: click.Context, archs: tuple[str, ...], card: str | None
+) -> tuple[tuple[str, ...], tuple[str, int] | None]:
+    """Architectures, and the card whose multiprocessors and tables plans go by."""
+    from ..cards import named_card, present_card
+
+    if card is not None:
+        found = named_card(card)
+        return archs or (found.arch,), found.identity
+    if archs:
+        return archs, None
+    return (_present_arch(ctx),), present_card().identity
 
 
 # --- what there is --------------------------------------------------------------------------------
@@ -252,13 +273,15 @@ def _map(
         yield from pool.map(work, *zip(*tasks, strict=True))
 
 
-def _warm_row(shapes: Path, arch: str, index: int, out: Path) -> dict[str, Any]:
+def _warm_row(
+    shapes: Path, arch: str, card: tuple[str, int] | None, index: int, out: Path
+) -> dict[str, Any]:
     """Build one of the programs of a file of calls into a cache, in another process."""
     from .. import compile as compiler
     from .. import warm
     from ..cache import Cache
 
-    program = warm.programs(warm.read_shapes(shapes), arch)[index]
+    program = warm.programs(warm.read_shapes(shapes), arch, card)[index]
     row: dict[str, Any] = {"kernel": program.label, "arch": arch}
     cached = compiler.find(program, arch, cache=Cache([out])) is not None
     try:
@@ -269,7 +292,12 @@ def _warm_row(shapes: Path, arch: str, index: int, out: Path) -> dict[str, Any]:
 
 
 def _warm(
-    ctx: click.Context, shapes: Path, archs: tuple[str, ...], out: Path, jobs: int
+    ctx: click.Context,
+    shapes: Path,
+    archs: tuple[str, ...],
+    card: str | None,
+    out: Path,
+    jobs: int,
 ) -> Iterator[dict[str, Any]]:
     """Fill a cache with what a file of calls needs."""
     from .. import warm
@@ -284,10 +312,11 @@ def _warm(
         ) from error
     try:
         calls = warm.read_shapes(shapes)
+        archs, identity = _for_card(ctx, archs, card)
         tasks = [
-            (shapes, arch, index, out)
-            for arch in archs or (_present_arch(ctx),)
-            for index in range(len(warm.programs(calls, arch)))
+            (shapes, arch, identity, index, out)
+            for arch in archs
+            for index in range(len(warm.programs(calls, arch, identity)))
         ]
     except (ValueError, TypeError) as error:
         where = "; ".join(getattr(error, "__notes__", ()))

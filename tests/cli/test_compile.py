@@ -246,6 +246,7 @@ def test_an_output_directory_that_cannot_be_written_is_an_error(tmp_path: Path) 
         (("--list", "--ptx"), "--ptx is for one KERNEL"),
         (("--all", "--set", "A=1"), "--set is for one KERNEL"),
         (("multiply", "-o", "x"), "--shapes and -o go together"),
+        (("--all", "--card", "H20"), "--card is for --shapes"),
     ],
 )
 @pytest.mark.usefixtures("own_kernels")

@@ -148,3 +148,10 @@ def test_the_shapes_in_the_documentation_can_be_read_and_its_table_is_right() ->
                     assert options[option].default is inspect.Parameter.empty, (name, option)
             assert set(re.findall(r"`(\w+)`", more)) - {"true"} <= set(options), name
     assert named == set(warm.CALLS)
+
+
+def test_a_card_with_fewer_multiprocessors_needs_another_program() -> None:
+    call = {"call": "matmul", "a": "bfloat16", "b": "mxfp4", "m": 1, "n": 8192, "k": 4096,
+            "prepared": True}  # fmt: skip
+    made = [warm.programs([call], "sm_90a", card)[-1] for card in (None, ("NVIDIA H20", 78))]
+    assert [dict(one.constants)["TEAM"] for one in made] == [8, 4]
