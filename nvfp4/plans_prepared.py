@@ -138,7 +138,7 @@ MANY_ROWS = 14
 #: Rows of a tile that registers allow: as many as there can be, and of a quantised A.
 MOST_TOKENS = 144
 MOST_TOKENS_QUANTIZED = 128
-#: The same where the result is quantised, of weights of four and of eight bits.
+#: The same where the result is quantised; the second of weights of eight bits or a quantised A.
 MOST_TOKENS_CODES = (128, 96)
 #: How rows of bfloat16 come to shared memory: "copies", or "registers" (``kernels.sm90_rows``),
 #: which takes a third of the load unit's turns and was not measured yet.
@@ -209,7 +209,8 @@ def prefill(
     most = MOST_TOKENS if copied else MOST_TOKENS_QUANTIZED
     row = 64 if narrow else 128  # bytes of a row of A in a stage
     if constants["OUTPUT"] == "codes":
-        most = min(most, MOST_TOKENS_CODES[constants["B_ELEMENT"] != "e2m1"])
+        short = constants["B_ELEMENT"] != "e2m1" or not copied
+        most = min(most, MOST_TOKENS_CODES[short])
     tokens = tokens_of(mean, groups, most) if choice is None else min(choice.tokens, most)
     if matrices is not None:
         tokens = INVARIANT_TOKENS

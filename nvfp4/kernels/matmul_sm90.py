@@ -1205,7 +1205,7 @@ VARIANTS = {
         variant("mxfp8_e4m3", 64, GROUPED=False, DECODE_B="scalar", INDICES="none"),
         variant(tokens=144, BRING="registers", WHOLE=False, STAGES=4),
         variant(**_FP8, COMPUTE="fp8", MATRICES="narrow"),
-        variant(**_FP8, MATRICES="others"),
         variant(PAIR="interleaved", **CODES_VARIANT),
     ),
 }
+SLOW_VARIANTS = {"matmul_sm90": (variant(**_FP8, MATRICES="others"),)}
