@@ -21,7 +21,7 @@ from .products_sm100 import aligned
 BF16 = ml_dtypes.bfloat16
 #: Architecture, whether weights are prepared, depth: as much as makes a choice by rows show.
 KERNELS = {
-    "sm80": ("sm_86", False, 64),
+    "sm80": ("sm_86", False, 96),
     "decode": ("sm_86", True, 480),
     "sm90": ("sm_90a", True, 96),
 }
