@@ -59,6 +59,8 @@ def dtype_name(value: Any, name: str) -> str:
     if type(value).__module__ == "torch":
         return str(value).removeprefix("torch.")
     try:
+        if value is None:  # float64, says NumPy
+            raise TypeError
         return np.dtype(value).name
     except TypeError:
         raise TypeError(

@@ -332,5 +332,11 @@ class Epilogue:
         with np.errstate(all="ignore"):
             for i, row in enumerate(rows[:, 0].tolist()):
                 for j in range(half):
-                    out[i, j] = self.fn(*[value[i, j] for value in inputs], row, j, expert, *arrays)
+                    made = self.fn(*[value[i, j] for value in inputs], row, j, expert, *arrays)
+                    if made is None:  # which NumPy would store as NaN
+                        raise TypeError(
+                            f"the epilogue {self.fn.__name__} must return the value that is "
+                            "stored; it returned None"
+                        )
+                    out[i, j] = made
         return out

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 from dataclasses import dataclass
+from numbers import Integral
 from typing import Any
 
 from .cards import CardFacts, card_of_arch, named_card, present_card
@@ -180,6 +181,8 @@ def plan_matmul(
 
     Raises
     ------
+    TypeError
+        A size that is no int.
     ValueError
         An unknown card, format or option, shapes that do not fit; no card is given and there is no
         GPU.
@@ -188,6 +191,11 @@ def plan_matmul(
     """
     if card is not None and arch is not None:
         raise ValueError(f"give card or arch, not both; got {card!r} and {arch!r}")
+    for name, size in (("m", m), ("n", n), ("k", k)):
+        if isinstance(size, bool) or not isinstance(size, Integral):
+            raise TypeError(f"{name} must be an int; got {size!r}")
+        if size < 0:
+            raise ValueError(f"{name} must not be negative; got {size}")
     where = _where(card, arch)
     launches = _launches(
         where, m, n, k, a, b, experts, groups, rows, expert_ids, out_dtype, epilogue, alpha,

@@ -214,6 +214,15 @@ def test_a_function_takes_what_it_is_given(fn: Any) -> None:
         nvfp4.Epilogue(lambda value, row, column, expert: value, pair=True)
 
 
+def test_a_function_returns_what_is_stored() -> None:
+    def forgets(value: Any, row: Any, column: Any, expert: Any) -> Any:
+        value *= 2
+
+    for call in (product, grouped):
+        with pytest.raises(TypeError, match=r"epilogue forgets must return .*; it returned None"):
+            call(forgets)
+
+
 @pytest.mark.parametrize(
     ("make", "shape"),
     [

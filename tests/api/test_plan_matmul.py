@@ -88,3 +88,17 @@ def test_a_plan_is_printed_whole() -> None:
 def test_what_is_wrong_is_named(options: dict[str, Any], match: str) -> None:
     with pytest.raises((ValueError, TypeError), match=match):
         nvfp4.plan_matmul(16, 64, 64, **options)
+
+
+@pytest.mark.parametrize(
+    "sizes, match",
+    [
+        ((-1, 64, 64), "m must not be negative; got -1"),
+        ((16, 64, -64), "k must not be negative; got -64"),
+        ((16, 6.4, 64), "n must be an int; got 6.4"),
+        ((16, True, 64), "n must be an int; got True"),
+    ],
+)
+def test_a_size_is_an_int_that_is_not_negative(sizes: tuple[Any, Any, Any], match: str) -> None:
+    with pytest.raises((ValueError, TypeError), match=match):
+        nvfp4.plan_matmul(*sizes, card="H200")

@@ -664,6 +664,8 @@ def test_out_dtype_is_a_float_or_a_format() -> None:
         nvfp4.matmul(B, B, out_dtype="float64")
     with says(TypeError, "out_dtype", "int8"):
         nvfp4.matmul(B, B, out_dtype=np.int8)
+    with says(TypeError, "out_dtype", "NoneType"):
+        nvfp4.matmul(B, B, out_dtype=None)
     with says(ValueError, "out_dtype", "nvfp5"):
         nvfp4.matmul(B, B, out_dtype="nvfp5")
 

@@ -428,6 +428,13 @@ def test_rows_must_be_a_number() -> None:
             flashinfer.pad_indptr_to_multiple_of_4(np.array([0, 5], np.int32), rows=rows)
 
 
+@pytest.mark.parametrize("inverse", [0, 0.0, np.float32(0), np.zeros(1, np.float32)])
+def test_the_inverse_of_a_global_scale_is_not_zero(inverse: Any) -> None:
+    x = np.ones((2, 64), np.float32)
+    with pytest.raises(ValueError, match="must be finite"):
+        flashinfer.fp4_quantize(x, inverse, is_global_scale_inversed=True)
+
+
 # Signatures ---------------------------------------------------------------------------------------
 
 #: FlashInfer's parameters in their order; what is ours alone comes after them, by keyword.

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import operator
 import sys
 from typing import Any
@@ -88,8 +89,16 @@ def fp4_quantize(
     if global_scale is not None and format == "nvfp4":
         encode = float32_of(global_scale, "global_scale")
         if is_global_scale_inversed:
-            encode = 1.0 / encode
+            encode = _inverse(encode)
     return _quantized("input", input, format, encode, layout)
+
+
+def _inverse(scale: Any) -> Any:
+    """1 / scale; of 0 infinite, which is refused as any other scale that is not finite."""
+    if is_number(scale) and scale == 0:
+        return math.inf
+    with np.errstate(divide="ignore", over="ignore"):
+        return 1.0 / scale
 
 
 def nvfp4_quantize(
