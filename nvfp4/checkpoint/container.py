@@ -15,6 +15,7 @@ import json
 import math
 import mmap
 import os
+import stat
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -247,6 +248,9 @@ class TensorFile:
     def __init__(self, path: str | os.PathLike[str]) -> None:
         self.path = Path(path)
         self._map: mmap.mmap | None = None
+        mode = os.stat(self.path).st_mode
+        if not (stat.S_ISREG(mode) or stat.S_ISDIR(mode)):  # opening a pipe would wait for ever
+            raise CheckpointError(f"{printable(self.path)} is not a regular file")
         with open(self.path, "rb") as file:
             self.size = os.fstat(file.fileno()).st_size
             try:

@@ -58,6 +58,8 @@ class Output:
     """
 
     def __init__(self, path: Path, source: Path, *, overwrite: bool = False) -> None:
+        if path.name in ("", ".."):
+            raise CheckpointError(f"{printable(path)} must end in the result's own name")
         self.path = path
         self.single = path.suffix == ".safetensors"
         self.overwrite = overwrite

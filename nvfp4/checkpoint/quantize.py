@@ -83,10 +83,11 @@ def plan_quantize(
     choices = choose(model, fmt, convention, include=include, exclude=exclude, overrides=overrides)
     chosen = {c.module: c for c in choices if c.format is not None}
     if not chosen:
-        raise CheckpointError(
-            f"{printable(model.path)}: nothing to quantise: no *.weight with two or three axes "
-            "was chosen"
-        )
+        why = "no *.weight with two or three axes was chosen"
+        partial = [c for c in choices if c.reason.startswith("K = ")]
+        if partial:
+            why = f"of {printable(partial[0].name)}, {partial[0].reason}"
+        raise CheckpointError(f"{printable(model.path)}: nothing to quantise: {why}")
     activation_scales = dict(activation_scales or {})
     unknown = sorted(set(activation_scales) - set(chosen))
     if unknown:

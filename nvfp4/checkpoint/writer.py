@@ -14,7 +14,7 @@ import hashlib
 import json
 import os
 import secrets
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from types import TracebackType
@@ -105,8 +105,9 @@ class TensorWriter:
         flags = os.O_RDWR | os.O_CREAT | os.O_EXCL | getattr(os, "O_NOFOLLOW", 0)
         self._file: int | None = os.open(self.temporary, flags, 0o666)
         try:
-            _reserve(self._file, self.size)
-            _write_all(self._file, header, 0)
+            with _named(self.path):
+                _reserve(self._file, self.size)
+                _write_all(self._file, header, 0)
         except BaseException:
             self.abort()
             raise
@@ -131,7 +132,8 @@ class TensorWriter:
                 f"'{printable(name)}' has {stop - start} bytes; "
                 f"{here + len(view) - start} were given"
             )
-        _write_all(self._file, view, self._data + here)
+        with _named(self.path):
+            _write_all(self._file, view, self._data + here)
         self._next[name] = here + len(view)
 
     def commit(self) -> Written:
@@ -151,7 +153,8 @@ class TensorWriter:
                         f"'{printable(name)}' has {stop - start} bytes; "
                         f"only {self._next[name] - start} were given"
                     )
-            os.fsync(self._file)
+            with _named(self.path):
+                os.fsync(self._file)
             sha256 = digest(self.temporary)
             os.close(self._file)
             self._file = None
@@ -185,6 +188,17 @@ class TensorWriter:
             self.commit()
         else:
             self.abort()
+
+
+@contextlib.contextmanager
+def _named(path: Path) -> Iterator[None]:
+    """Errors of the system name the file."""
+    try:
+        yield
+    except OSError as error:
+        if error.filename is None:
+            error.filename = str(path)
+        raise
 
 
 def _reserve(file: int, size: int) -> None:

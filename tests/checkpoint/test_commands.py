@@ -166,6 +166,7 @@ def test_inspect_lists_quantised_and_other_tensors(toy: Path, tmp_path: Path) ->
         (["quantize", "{toy}", "-o", "{out}", "--workers", "0"], "--workers"),
         (["quantize", "{toy}", "-o", "{out}", "--activation-scales", "{bad}"], "not JSON"),
         (["quantize", "{toy}", "-o", "{toy}"], "is the checkpoint that is read"),
+        (["quantize", "{toy}", "-o", ""], "must end in the result's own name"),
         (["inspect", "{bad}"], "cannot hold a safetensors header"),
         (["inspect", "{empty}"], "holds no .safetensors file"),
         (["verify", "{toy}", "{none}"], "No such file or directory"),

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import struct
 from pathlib import Path
 from typing import Any
@@ -147,6 +148,12 @@ def test_names_are_shown_without_control_characters(tmp_path: Path) -> None:
 def test_a_missing_file_is_the_systems_error(tmp_path: Path) -> None:
     with pytest.raises(FileNotFoundError):
         TensorFile(tmp_path / "none.safetensors")
+
+
+def test_a_pipe_is_an_error_and_nothing_waits_for_it(tmp_path: Path) -> None:
+    os.mkfifo(tmp_path / "pipe.safetensors")
+    with pytest.raises(CheckpointError, match=r"pipe\.safetensors is not a regular file"):
+        TensorFile(tmp_path / "pipe.safetensors")
 
 
 # --- against the library -------------------------------------------------------------------

@@ -227,6 +227,9 @@ def test_nothing_to_quantise_is_an_error(tmp_path: Path) -> None:
     save_file({"a.bias": np.ones(32, "float32")}, tmp_path / "m.safetensors")
     with pytest.raises(CheckpointError, match="nothing to quantise"):
         quantize(tmp_path / "m.safetensors", tmp_path / "o.safetensors")
+    save_file({"a.weight": np.ones((4, 24), "float32")}, tmp_path / "m.safetensors")
+    with pytest.raises(CheckpointError, match=r"of a\.weight, K = 24 is not a multiple of 16"):
+        quantize(tmp_path / "m.safetensors", tmp_path / "o.safetensors", include=["a.*"])
 
 
 # --- options -----------------------------------------------------------------------------------
