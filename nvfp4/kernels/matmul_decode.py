@@ -755,3 +755,9 @@ VARIANTS = {
         ),
     ),
 }
+SLOW_VARIANTS = {
+    "matmul_decode": (
+        variant(SLOTS=2, BLOCKS_PER_SM=3, OFFSETS="counts_int64", INDICES="none"),
+        variant(SLOTS=2, OFFSETS="counts_int32", **{**_NVFP4_CODES, "BLOCKS_PER_SM": 3}),
+    ),
+}

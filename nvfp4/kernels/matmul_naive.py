@@ -533,3 +533,7 @@ VARIANTS = {
         {**_GROUPED, **_NVFP4_A, **_MXFP8_B, **_CODES, **_ARRAYS, "DECODE_A": "group"},
     ),
 }
+_COUNTED = {**_NO_ARRAYS, "OFFSETS": "counts_int32", "DECODE_A": "group"}
+SLOW_VARIANTS = {
+    "grouped_matmul_naive": ({**_GROUPED, **_NVFP4_A, **_NVFP4_B, **_CODES, **_COUNTED},),
+}
