@@ -88,7 +88,9 @@ class Verification:
 def _decibels(signal: float, noise: float) -> float:
     if noise == 0:
         return math.inf
-    return 10 * math.log10(signal / noise) if signal > 0 else -math.inf
+    if noise == math.inf or signal <= 0:
+        return -math.inf
+    return 10 * math.log10(signal / noise)
 
 
 def verify(
@@ -220,6 +222,8 @@ def _weight(
     status, message = "ok", ""
     if nans:
         status, message = "nan", f"{nans} values are NaN"
+    elif max_error == math.inf:
+        status, message = "noise", "values are infinite in one of the two"
     elif min_sqnr is not None and not sqnr >= min_sqnr:
         status, message = "noise", f"{sqnr:.2f} dB is under {min_sqnr:g} dB"
     comparison = Comparison(

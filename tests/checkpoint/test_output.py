@@ -412,5 +412,25 @@ def test_weights_with_nan_are_quantised_to_nan_and_fail_verification(tmp_path: P
         assert report.nan_blocks == 1
 
 
+@pytest.mark.parametrize("largest", [3.4e38, np.inf])
+@pytest.mark.parametrize("format", ["nvfp4", "mxfp4", "mxfp8"])
+def test_weights_that_become_infinite_or_were_fail_verification(
+    format: str, largest: float, tmp_path: Path
+) -> None:
+    from nvfp4.checkpoint import verify
+
+    array = np.ones((16, 32), "float32")
+    array[4, 5] = largest
+    source = write_folder(tmp_path / "in", {"a.weight": array})
+    quantize(source, tmp_path / "out", format=format, device="cpu")
+    result = verify(source, tmp_path / "out")
+    fits = format == "nvfp4" and largest < np.inf  # whose tensor scale takes it
+    assert result.passed == fits
+    if not fits and largest < np.inf:
+        (a,) = result.tensors
+        assert (a.status, a.sqnr, result.sqnr) == ("noise", -np.inf, -np.inf)
+        assert "infinite" in a.message
+
+
 def test_the_toy_is_what_it_says() -> None:
     assert tensors()["lm_head.weight"].dtype.name == "bfloat16"
