@@ -8,6 +8,7 @@ no driver takes part, so every target can be built anywhere. A cache hit imports
 from __future__ import annotations
 
 import dataclasses
+import inspect as inspect_module
 import re
 import subprocess
 import tempfile
@@ -103,6 +104,12 @@ def _compile(program: Program, arch: str, *, ptx: bool) -> tuple[Binary, str]:
                 "with: pip install 'nvfp4[compile]'"
             ) from error
         error.add_note(f"while compiling {program.label} for {arch}")
+        for _, function in program.functions:
+            user = inspect_module.getclosurevars(function).nonlocals.get("fn", function)
+            error.add_note(
+                f"with the epilogue {user.__qualname__} compiled into it: an epilogue may use what "
+                "Numba compiles for CUDA, and must return a number"
+            )
         raise
     binary = read_cubin(program.label, arch, cubin, log)
     return dataclasses.replace(binary, compilers=toolchain.installed()), text

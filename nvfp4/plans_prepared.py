@@ -135,9 +135,11 @@ def _check_pairs(constants: Mapping[str, Any], columns: int) -> None:
 #: three times as many where its columns alone fill the card, 14 times as many where they do not.
 #: Measured on an H200.
 MANY_ROWS = 14
-#: Rows of a tile that registers allow: as many as there can be, and of a quantised A.
-MOST_TOKENS = 144
-MOST_TOKENS_QUANTIZED = 128
+#: Rows of a tile that registers allow, by weights: of four bits, of eight.
+MOST_TOKENS = (144, 136)
+#: The same by elements of a quantised A, which is made bfloat16 on the way; without block scales.
+MOST_TOKENS_QUANTIZED = (64, 48)
+MOST_TOKENS_ROWS = 128
 #: The same where the result is quantised; the second of weights of eight bits or a quantised A.
 MOST_TOKENS_CODES = (128, 96)
 #: How rows of bfloat16 come to shared memory: "copies", or "registers" (``kernels.sm90_rows``),
@@ -206,14 +208,19 @@ def prefill(
     halves = constants["PAIR"] == "halves"
     narrow = constants.get("COMPUTE") == "fp8"
     copied = narrow or constants["A_ELEMENT"] == "none"
-    most = MOST_TOKENS if copied else MOST_TOKENS_QUANTIZED
+    if constants["A_SCALE"] == "none" and not narrow:
+        most = MOST_TOKENS_ROWS
+    elif copied:
+        most = MOST_TOKENS[constants["B_ELEMENT"] != "e2m1"]
+    else:
+        most = MOST_TOKENS_QUANTIZED[constants["A_ELEMENT"] != "e2m1"]
     row = 64 if narrow else 128  # bytes of a row of A in a stage
     if constants["OUTPUT"] == "codes":
         short = constants["B_ELEMENT"] != "e2m1" or not copied
         most = min(most, MOST_TOKENS_CODES[short])
     tokens = tokens_of(mean, groups, most) if choice is None else min(choice.tokens, most)
     if matrices is not None:
-        tokens = INVARIANT_TOKENS
+        tokens = min(INVARIANT_TOKENS, most)
     stripes = 2
     step = 512 if constants["B_ELEMENT"] == "e2m1" else 1024
     weights = 8 * stripes * (step + 128)

@@ -321,7 +321,12 @@ def grouped_matmul(
         # One more than a matrix has, for its rows behind the count (``kernels.groups``).
         a_tiles = groups * ceil_div(rows // max(groups, 1), TILE_ROWS)
         tiles = a_tiles + groups
-    if b_layout == PREPARED:
+    if not experts:
+        # No range has an expert, so there is nothing that a kernel may read, in whatever order.
+        constants |= {"B_LAYOUT": "linear"}
+        if compute == "fp8":
+            constants["A_SCALE"] = "e8m0"
+    elif b_layout == PREPARED:
         indices = ("row_offsets", "expert_ids", "row_indices", "tile_starts")
         numbers: tuple[int, ...] = (
             input_rows,

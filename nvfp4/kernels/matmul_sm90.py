@@ -13,8 +13,9 @@ quantised: the lanes of a block of columns have it side by side.
 
 What bfloat16 cannot hold is multiplied again as in ``matmul_decode``.
 
-Constraints: those of ``matmul_decode``; A is bfloat16, or quantised and CHUNK at most 128. Grid:
-any number of blocks, one a multiprocessor. Shared memory: :func:`shared_bytes`.
+Constraints: those of ``matmul_decode``; A is bfloat16, or quantised and CHUNK at most 128 (no more
+than 64 without spilled registers, which is the plan's limit). Grid: any number of blocks, one a
+multiprocessor. Shared memory: :func:`shared_bytes`.
 
 With COMPUTE "fp8" rows of A are e4m3 with one scale each, A_SCALE is "none", and products are of
 e4m3: see ``fp8_operands``. MATRICES says which matrices this launch is for: see ``fp8_matrices``.
@@ -1208,4 +1209,14 @@ VARIANTS = {
         variant(PAIR="interleaved", **CODES_VARIANT),
     ),
 }
-SLOW_VARIANTS = {"matmul_sm90": (variant(**_FP8, MATRICES="others"),)}
+_QUANTIZED: dict[str, Any] = {"A_LAYOUT": "tcgen", "DECODE_A": "group", "INDICES": "none"}
+_QUANTIZED |= {"A_STARTS": "int32"}
+
+SLOW_VARIANTS = {
+    "matmul_sm90": (
+        variant(**_FP8, MATRICES="others"),
+        variant("nvfp4", 64, **{**_QUANTIZED, "A_ELEMENT": "e2m1", "A_SCALE": "e4m3"}),
+        variant("mxfp4", 48, **_QUANTIZED, A_ELEMENT="e4m3", PAIR="interleaved"),
+        variant("mxfp8_e4m3", 136),
+    )
+}

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from types import FunctionType
+
 import ml_dtypes
 import numpy as np
 import pytest
@@ -16,13 +18,17 @@ def scaled_and_shifted(value, row, column, expert, factor, shift):  # type: igno
     return value * np.float32(factor[column]) + np.float32(shift[row])
 
 
-def program(*dtypes: str) -> Program:
-    """A product with the epilogue above, over arrays of these dtypes."""
+def nothing(value, row, column, expert):  # type: ignore[no-untyped-def]
+    pass
+
+
+def program(*dtypes: str, fn: FunctionType = scaled_and_shifted) -> Program:
+    """A product with an epilogue, over arrays of these dtypes."""
     arrays = [np.zeros(1, getattr(ml_dtypes, dtype, dtype)) for dtype in dtypes]
     a = {"a_format": None, "a_dtype": "bfloat16", "a_layout": None, "decode_a": "none"}
     b = {"b_format": "mxfp4", "b_layout": "tcgen", "decode_b": "scalar"}
     shape = {"rows": 3, "columns": 4, "depth": 32}
-    code = Epilogue(scaled_and_shifted, *arrays).code(dtypes)
+    code = Epilogue(fn, *arrays).code(dtypes)
     (one,) = plans.matmul(
         "sm_90a", **a, **b, **shape, alpha="value", out_dtype="float32", epilogue=code
     )
@@ -41,3 +47,9 @@ def test_a_product_and_a_sum_are_never_contracted(dtypes: tuple[str, str]) -> No
 def test_integer_arrays_build() -> None:
     binary, ptx = compiler.inspect(program("int64", "uint8"), "sm_90a")
     assert compiler.faults(binary, ptx) == ()
+
+
+def test_an_epilogue_that_cannot_be_compiled_is_named() -> None:
+    with pytest.raises(Exception, match=r"[Nn]one") as caught:
+        compiler.inspect(program(fn=nothing), "sm_90a")
+    assert "with the epilogue nothing compiled into it" in caught.value.__notes__[-1]

@@ -236,6 +236,19 @@ def test_ranges_of_unequal_sizes(kernel: str) -> None:
     assert out[[0, 19, 20]].any(axis=1).all()
 
 
+@pytest.mark.parametrize("options", [{}, {"compute": "fp8"}, {"out_dtype": "mxfp8_e4m3"}])
+def test_without_experts_there_is_nothing_to_read(options: dict[str, Any]) -> None:
+    weight = nvfp4.prepare_weights(nvfp4.quantize(np.zeros((0, 32, 64), np.float32), "mxfp4"))
+    index = {"row_offsets": OFFSETS, "expert_ids": np.full(len(OFFSETS) - 1, -1, np.int32)}
+    rows: Any = integers((9, 64), 3)
+    if "compute" in options:
+        rows, options["a_scale"] = nvfp4.quantize_rows(rows)
+    with nvfp4.simulate("sm_90a"):
+        got = nvfp4.grouped_matmul(rows, weight, **index, **options)
+    assert got.shape == (9, 32)
+    assert not (got.dequantize() if "out_dtype" in options else got.astype(np.float32)).any()
+
+
 def test_nothing_but_rows_of_no_range(kernel: str) -> None:
     offsets = np.zeros(3, np.int32)
     out = check(kernel, integers((6, 32), 17), weights("mxfp4", 2, 24, 32), row_offsets=offsets)
