@@ -21,6 +21,7 @@ __all__ = ["Encode", "encode_kind", "read_encode_scale", "real_number"]
 
 #: Smallest legal encode scale: the smallest normal float32, so that its reciprocal is finite.
 SMALLEST = 2.0**-126
+_OF_ARRAYS = ("shape", "__dlpack__", "__cuda_array_interface__")
 
 
 class Encode(NamedTuple):
@@ -76,6 +77,11 @@ def read_encode_scale(value: Any, stream: Any) -> Encode:
         if not (math.isfinite(number) and number >= SMALLEST):
             raise ValueError(f"encode_scale must be finite and at least 2^-126; got {value!r}")
         return Encode("scalar", number)
+    if isinstance(value, np.generic) or not any(hasattr(value, name) for name in _OF_ARRAYS):
+        raise TypeError(
+            "encode_scale must be a number, a float32 array, None, 'amax' or 'row_amax'; got "
+            f"{type(value).__name__}"
+        )
     array = arrays.as_array(value, "encode_scale", stream=stream)
     check_dtype("encode_scale", array.spec, ("float32",))
     if array.device is None:

@@ -18,6 +18,7 @@ __all__ = [
     "Target",
     "check_apart",
     "check_dense",
+    "check_grouped",
     "check_out",
     "check_out_tensor",
     "check_qtensor",
@@ -219,14 +220,20 @@ def store(target: Array, values: np.ndarray) -> None:
     memory[...] = np.reshape(values, memory.shape)
 
 
-def own_ranges(name: str, parts: Parts, offsets: Array, offsets_name: str) -> None:
-    """The offsets of a QTensor that is to be written are those of the call, now and afterwards."""
-    own = parts.groups
-    if own is None:
+def check_grouped(name: str, parts: Parts, offsets_name: str) -> Array:
+    """A QTensor to be written by ranges has ranges; where they begin."""
+    groups = parts.groups
+    if groups is None:
         raise ValueError(
             f"{name}.groups must be {offsets_name}; it is None, so that {name} is not a "
             f"grouped QTensor: dataclasses.replace({name}, groups={offsets_name}) makes it one"
         )
+    return groups
+
+
+def own_ranges(name: str, parts: Parts, offsets: Array, offsets_name: str) -> None:
+    """The offsets of a QTensor that is to be written are those of the call, now and afterwards."""
+    own = check_grouped(name, parts, offsets_name)
     same = own.spec == offsets.spec and own.pointer == offsets.pointer
     if not same and own.device is None and offsets.device is None:
         same = np.array_equal(arrays.host(own), arrays.host(offsets))

@@ -17,6 +17,7 @@ from ._out import (
     Target,
     check_apart,
     check_dense,
+    check_grouped,
     check_out,
     check_out_tensor,
     check_result,
@@ -83,6 +84,11 @@ class Result:
                 check_result("out", self.target.spec, shape, self.dtype, self.like.spec)
                 check_apart(names, read, (self.target,), ("out",))
             return
+        if shape[-1] % self.format.block:
+            raise ValueError(
+                "the columns of the result (N, or N/2 of an epilogue of pairs) must be a multiple "
+                f"of {self.format.block} with out_dtype {self.format.name!r}; got {shape[-1]}"
+            )
         self.dtype = "float32"
         self.layout = "tcgen"
         if out is not None:
@@ -102,6 +108,8 @@ class Result:
 
     def _checked_parts(self, out: Any) -> Parts:
         parts: Parts = out.parts
+        if self.ranges is not None:
+            check_grouped("out", parts, "row_offsets")
         specs = (
             out.shape,
             out.scale_layout,

@@ -11,7 +11,15 @@ from ..formats import SCALE_LAYOUTS, BlockFormat, block_format
 from ..tensor import Parts, QTensor
 from . import _place
 from ._encode import Encode, check_rounding, encode_kind, read_encode_scale
-from ._out import Shapes, Target, check_apart, check_out, check_out_tensor, own_ranges
+from ._out import (
+    Shapes,
+    Target,
+    check_apart,
+    check_grouped,
+    check_out,
+    check_out_tensor,
+    own_ranges,
+)
 from ._ranges import Ranges, read_ranges
 from ._repeat import repeat
 from .dense import check_floats, matrix_view
@@ -206,6 +214,7 @@ def _out_parts(
 ) -> Parts:
     """The parts of a grouped QTensor to be written."""
     parts = check_out_tensor(out, fmt)
+    check_grouped("out", parts, "row_offsets")  # else its other shapes would be complained of
     specs = (
         out.shape,
         out.scale_layout,

@@ -205,6 +205,17 @@ def test_an_encode_scale_of_stacked_matrices_is_one_or_one_a_matrix_or_one_a_row
         assert q.decode_scale.shape == legal
 
 
+@pytest.mark.parametrize("value", [True, np.True_, [1.0], (1.0,), 1j, object()])
+def test_an_encode_scale_that_is_nothing_of_the_kind_is_told_all_that_it_may_be(
+    value: Any,
+) -> None:
+    allowed = ("encode_scale must be a number", "a float32 array", "None", "'amax'", "'row_amax'")
+    with says(TypeError, *allowed, f"got {type(value).__name__}$"):
+        nvfp4.quantize(X, "nvfp4", encode_scale=value)
+    with says(TypeError, *allowed, f"got {type(value).__name__}$"):
+        nvfp4.grouped_quantize(X, "nvfp4", row_offsets=OFFSETS, encode_scale=value)
+
+
 @pytest.mark.parametrize("dtype", [np.float64, np.float16, ml_dtypes.bfloat16, np.int32])
 def test_an_encode_scale_of_another_dtype_is_refused(dtype: Any) -> None:
     with says(TypeError, "encode_scale", "float32"):
@@ -440,6 +451,14 @@ def test_out_of_a_grouped_call_has_its_offsets_as_groups() -> None:
     assert nvfp4.grouped_quantize(X, "nvfp4", row_offsets=other, out=again) is again
     equal = OFFSETS.astype(np.int64)
     assert nvfp4.grouped_quantize(X, "nvfp4", row_offsets=equal, out=made) is made
+    with says(ValueError, "out.groups must be row_offsets", "None"):
+        nvfp4.grouped_quantize(X, "nvfp4", row_offsets=OFFSETS, out=nvfp4.quantize(X, "nvfp4"))
+    wide = nvfp4.quantize(values(3, 64, 64), "nvfp4")
+    with says(ValueError, "out.groups must be row_offsets", "None"):
+        nvfp4.grouped_matmul(
+            X.astype(np.float16), wide, row_offsets=OFFSETS, out_dtype="nvfp4",
+            out=nvfp4.quantize(X, "nvfp4"),
+        )  # fmt: skip
     dense = nvfp4.quantize(X, "nvfp4", encode_scale="row_amax", scale_layout="linear")
     with says(ValueError, "out.groups must be row_offsets", "None"):
         nvfp4.grouped_quantize(
@@ -671,8 +690,12 @@ def test_out_dtype_is_a_float_or_a_format() -> None:
 
 
 def test_a_quantised_result_has_whole_blocks() -> None:
-    with says(ValueError, "multiple of 16", "K = 7|7"):
+    with says(ValueError, r"columns of the result \(N", "multiple of 16", "'nvfp4'", "got 7$"):
         nvfp4.matmul(B, B, out_dtype="nvfp4")
+    pairs = nvfp4.Epilogue(lambda even, odd, row, column, expert: even, pair=True)
+    wide = nvfp4.quantize(values(24, 64), "nvfp4")
+    with says(ValueError, "N/2 of an epilogue of pairs", "multiple of 16", "got 12$"):
+        nvfp4.matmul(B, wide, out_dtype="nvfp4", epilogue=pairs)
 
 
 @pytest.mark.parametrize("dtype", ["float64", "int8", np.float64])
