@@ -50,12 +50,39 @@ def run_on_cluster(
             "several workers need dask.distributed: install nvfp4[cluster]"
         ) from error
 
-    def run_all(jobs: list[FileJob], finished: Callable[[Record], None], report: Report) -> None:
-        if jobs:
-            with _client(workers, scheduler) as client:
-                _run(client, jobs, finished, report)
+    return _OnCluster(workers, scheduler)
 
-    return run_all
+
+class _OnCluster:
+    """Runs jobs on a cluster; `connected` finds it before anything is written for them."""
+
+    def __init__(self, workers: int | None, scheduler: str | None) -> None:
+        self._where = workers, scheduler
+        self._found: Any = None
+
+    @contextmanager
+    def connected(self) -> Iterator[None]:
+        """Connect to a scheduler that is there; processes of our own start with the first job."""
+        workers, scheduler = self._where
+        if scheduler is None:
+            yield
+            return
+        with _client(workers, scheduler) as self._found:
+            try:
+                yield
+            finally:
+                self._found = None
+
+    def __call__(
+        self, jobs: list[FileJob], finished: Callable[[Record], None], report: Report
+    ) -> None:
+        if not jobs:
+            return
+        if self._found is not None:
+            _run(self._found, jobs, finished, report)
+            return
+        with _client(*self._where) as client:
+            _run(client, jobs, finished, report)
 
 
 @contextmanager

@@ -6,6 +6,7 @@ and again, with the same bytes.
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import json
 import math
@@ -226,7 +227,8 @@ def execute(
     device : {"auto", "cpu", "cuda"}
     run_all : callable, optional
         Runs the jobs, in any order and place, and gives each record as its file is complete; by
-        default one after another in this process.
+        default one after another in this process. If it has a method ``connected``, a context
+        manager, that is entered before anything is written.
     report : callable, optional
         Gets the source bytes as they are done.
 
@@ -237,7 +239,8 @@ def execute(
     """
     place = Output(out, model.path, overwrite=overwrite)
     report = report or (lambda _: None)
-    try:
+    connected = getattr(run_all, "connected", contextlib.nullcontext)
+    with connected(), place:
         kept = place.begin(_fingerprint(model, plan))
         jobs = [
             FileJob(
@@ -258,8 +261,6 @@ def execute(
             for name, text in plan.configs.items():
                 place.add_text(name, text)
         place.commit()
-    finally:
-        place.release()
     records = tuple(place.records[job.file] for job in jobs)
     return Result(
         out,

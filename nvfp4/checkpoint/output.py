@@ -98,15 +98,11 @@ class Output:
             Another run is at it, or the unfinished result is of another plan.
         """
         self.partial.mkdir(exist_ok=True)
+        if not os.path.lexists(self.partial / _LOCK):
+            self._refuse_foreign(self._read_journal())  # before a lock is put into it
         self._take_lock()
         journal = self._read_journal()
-        if journal is None:
-            strange = [p.name for p in self.partial.iterdir() if not _is_ours(p.name)]
-            if strange:
-                raise CheckpointError(
-                    f"{printable(self.partial)} is needed for the result in the making, and holds "
-                    f"something else ({printable(strange[0])})"
-                )
+        self._refuse_foreign(journal)
         if journal is not None and journal.get("plan") != plan:
             if not self.overwrite:
                 raise CheckpointError(
@@ -130,6 +126,17 @@ class Output:
         self._clear(keep=self.records)
         self._write_journal()
         return dict(self.records)
+
+    def _refuse_foreign(self, journal: dict[str, Any] | None) -> None:
+        """A folder without a journal may hold nothing but what a run leaves that has just begun."""
+        if journal is not None:
+            return
+        strange = sorted(p.name for p in self.partial.iterdir() if not _is_ours(p.name))
+        if strange:
+            raise CheckpointError(
+                f"{printable(self.partial)} is needed for the result in the making, and holds "
+                f"something else ({printable(strange[0])})"
+            )
 
     def _take_lock(self) -> None:
         import fcntl
@@ -223,6 +230,12 @@ class Output:
         if self._lock is not None:
             self._lock.close()
             self._lock = None
+
+    def __enter__(self) -> Output:
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        self.release()
 
 
 def _check_replaceable(folder: Path) -> None:

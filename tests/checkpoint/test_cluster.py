@@ -137,7 +137,25 @@ def test_no_scheduler_at_the_address_is_one_line(source: Path, tmp_path: Path) -
     assert done.returncode == 2
     assert "no dask scheduler at 127.0.0.1:1" in done.stderr.splitlines()[-1]
     assert "Traceback" not in done.stderr
-    assert not (tmp_path / "o").exists()
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_failed_connection_leaves_nothing_and_harms_nothing(
+    source: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    import distributed
+
+    def refuse(*args: object, **more: object) -> None:
+        raise OSError("timed out")
+
+    monkeypatch.setattr(distributed, "Client", refuse)
+    on_cluster = run_on_cluster(scheduler="127.0.0.1:1")
+    with pytest.raises(CheckpointError, match=r"no dask scheduler at 127\.0\.0\.1:1: timed out"):
+        quantize(source, tmp_path / "out", run_all=on_cluster)
+    assert list(tmp_path.iterdir()) == []
+    # What is wrong with the place is said first: nobody waits for a cluster to hear it.
+    with pytest.raises(CheckpointError, match="is the checkpoint that is read"):
+        quantize(source, source, run_all=on_cluster)
 
 
 def test_an_error_in_a_worker_is_the_error_of_the_run(tmp_path: Path) -> None:

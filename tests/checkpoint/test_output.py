@@ -202,7 +202,19 @@ def test_a_foreign_folder_under_the_working_name_is_not_touched(toy: Path, tmp_p
     (tmp_path / "out.partial" / "thesis.txt").write_text("years of work")
     with pytest.raises(CheckpointError, match=r"holds something else \(thesis.txt\)"):
         quantize(toy, tmp_path / "out", device="cpu", overwrite=True)
-    assert (tmp_path / "out.partial" / "thesis.txt").read_text() == "years of work"
+    assert contents(tmp_path / "out.partial") == {"thesis.txt": b"years of work"}
+
+
+def test_what_another_run_is_about_to_rename_is_no_foreign_folder(
+    toy: Path, tmp_path: Path
+) -> None:
+    first = Output(tmp_path / "out", toy)
+    first.begin("plan")
+    first.add_text("config.json", "{}")
+    (tmp_path / "out.partial" / JOURNAL).unlink()  # the first thing that the end of a run does
+    with pytest.raises(CheckpointError, match="another run is writing"):
+        quantize(toy, tmp_path / "out", device="cpu")
+    first.release()
 
 
 def test_overwrite_removes_checkpoints_only(
