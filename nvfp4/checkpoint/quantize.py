@@ -24,6 +24,8 @@ from .steps import QuantizeStep, Step
 __all__ = ["METHODS", "plan_quantize", "quantize", "read_activation_scales"]
 
 METHODS = ("amax", "mse")
+# Methods of configurations whose weights are known by their tensors.
+_METHODS_OF_TENSORS = ("compressed-tensors", "modelopt", "mxfp4", "fp8", "fbgemm_fp8")
 
 
 def read_activation_scales(path: str | os.PathLike[str]) -> dict[str, float]:
@@ -123,7 +125,7 @@ def plan_quantize(
     path = Path(out)
     plan = Plan(layout_files(model, path, steps), notes=notes)
     if path.suffix != ".safetensors":
-        plan.configs = _configs(model, convention, layers, kept)
+        plan.configs = _configs(model, convention, layers, kept, notes)
     return plan, choices
 
 
@@ -171,7 +173,11 @@ def _pass_quantised(
 
 
 def _configs(
-    model: Checkpoint, convention: str, layers: Sequence[Layer], kept: Sequence[str]
+    model: Checkpoint,
+    convention: str,
+    layers: Sequence[Layer],
+    kept: Sequence[str],
+    notes: list[str],
 ) -> dict[str, str]:
     """Texts of the configuration files of a folder."""
     # A head that shares the embedding's memory has no tensor, but is a matrix to loaders.
@@ -179,6 +185,15 @@ def _configs(
     quantization, modelopt = configuration(
         convention, layers, sorted(names), __version__, model.quantization_config
     )
+    old = (model.quantization_config or {}).get("quant_method")
+    new = quantization["quant_method"]
+    # Weights that are quantised already, and say so in their tensors, are in the new one too.
+    quantised = bool(model.found.weights or model.found.foreign)
+    if old not in (None, new) and not (quantised and old in _METHODS_OF_TENSORS):
+        notes.append(
+            f"the checkpoint has a quantization_config of the method {printable(old)}, of which "
+            f"its tensors show nothing known here; it is replaced by one of the method {new}"
+        )
     config: dict[str, Any] = {**(model.config or {}), "quantization_config": quantization}
     texts = {CONFIG: config_text(config)}
     if modelopt is not None:

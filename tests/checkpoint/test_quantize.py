@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from pathlib import Path
 
+import ml_dtypes
 import numpy as np
 import pytest
 from safetensors.numpy import save_file
@@ -32,8 +33,6 @@ SUFFIXES = {
 def test_every_weight_has_the_golden_bytes(
     format: str, convention: str, dtype: str, tmp_path: Path
 ) -> None:
-    import ml_dtypes
-
     kind = ml_dtypes.bfloat16 if dtype == "bfloat16" else np.dtype(dtype).type
     arrays = tensors(dtype=kind)
     quantize(write_folder(tmp_path / "in", arrays), tmp_path / "out", format=format,
@@ -395,8 +394,6 @@ def test_layers_may_have_algorithms_of_their_own(
 
 
 def test_fp8_weights_pass_through_and_are_named(tmp_path: Path) -> None:
-    import ml_dtypes
-
     rng = np.random.default_rng(2)
     fp8 = rng.standard_normal((32, 64)).astype(ml_dtypes.float8_e4m3fn)
     arrays = {
@@ -417,6 +414,39 @@ def test_fp8_weights_pass_through_and_are_named(tmp_path: Path) -> None:
         group = next(g for g in config["config_groups"].values() if "b" in g["targets"])
         assert group["weights"]["num_bits"] == 8
         assert verify(source, out).passed
+
+
+@pytest.mark.parametrize("fp8", [False, True])
+@pytest.mark.parametrize("method", ["gptq", "fp8", "compressed-tensors", None, ["x"]])
+def test_a_configuration_of_another_method_is_not_replaced_without_a_word(
+    method: object, fp8: bool, tmp_path: Path
+) -> None:
+    arrays = {"a.weight": np.ones((16, 32), "float32")}
+    if fp8:
+        arrays |= {
+            "b.weight": np.ones((16, 32), ml_dtypes.float8_e4m3fn),
+            "b.weight_scale": np.float32(0.5),
+        }
+    config = {"quantization_config": {"quant_method": method, "bits": 4}}
+    source = write_folder(tmp_path / "in", arrays, config=config)
+    notes = quantize(source, tmp_path / "out", device="cpu").notes
+    # What FP8 weights say of themselves is in the new configuration too.
+    unsaid = method in ("gptq", ["x"]) or (method == "fp8" and not fp8)
+    assert len(notes) == unsaid
+    if unsaid:
+        assert f"quantization_config of the method {method}" in notes[0]
+        assert "is replaced by one of the method compressed-tensors" in notes[0]
+    # A file has no configuration that could be replaced.
+    assert not quantize(source, tmp_path / "out.safetensors", device="cpu").notes
+
+
+def test_a_configuration_in_a_file_of_its_own_is_not_dropped_without_a_word(
+    toy: Path, tmp_path: Path
+) -> None:
+    (toy / "hf_quant_config.json").write_text('{"quantization": {"quant_algo": "NVFP4"}}')
+    notes = quantize(toy, tmp_path / "out", fused_scales="shared", device="cpu").notes
+    assert [n for n in notes if "of the method modelopt" in n] == list(notes)
+    assert len(notes) == 1
 
 
 @pytest.mark.parametrize("convention", ["compressed-tensors", "modelopt"])
