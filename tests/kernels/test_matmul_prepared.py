@@ -125,7 +125,7 @@ def test_many_rows_of_every_format_and_ragged_extents(sm90: str, fmt: str) -> No
     check(sm90, integers((19, depth), 2), weights(fmt, 40, depth), checks=fmt == "mxfp4")
 
 
-@pytest.mark.parametrize("rows, depth", [(31, 96), (3, 64 * 4)])
+@pytest.mark.parametrize("rows, depth", [(31, 96), pytest.param(3, 64 * 4, marks=pytest.mark.slow)])
 def test_rows_by_way_of_registers(
     sm90: str, monkeypatch: pytest.MonkeyPatch, rows: int, depth: int
 ) -> None:
