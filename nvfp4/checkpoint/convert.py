@@ -48,7 +48,7 @@ def plan_convert(model: Checkpoint, out: str | os.PathLike[str], convention: str
     path = Path(out)
     plan = Plan(layout_files(model, path, steps), notes=_summed(notes))
     if path.suffix != ".safetensors":
-        plan.configs = _configs(model, convention, layers, kept)
+        plan.configs = _configs(model, convention, layers, kept, plan.notes)
     return plan
 
 

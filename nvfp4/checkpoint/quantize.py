@@ -125,7 +125,7 @@ def plan_quantize(
     path = Path(out)
     plan = Plan(layout_files(model, path, steps), notes=notes)
     if path.suffix != ".safetensors":
-        plan.configs = _configs(model, convention, layers, kept, notes)
+        plan.configs = _configs(model, convention, layers, kept, plan.notes)
     return plan, choices
 
 
