@@ -20,9 +20,10 @@ from .. import __version__
 from .container import byte_count
 from .errors import CheckpointError, printable
 from .model import CONFIG, INDEX, MODELOPT_CONFIG, Checkpoint, open_checkpoint
+from .nonfinite import nonfinite_notes
 from .numeric import backend
 from .output import Output, Record
-from .steps import Context, CopyStep, Step
+from .steps import Context, CopyStep, QuantizeStep, Step
 from .writer import TensorWriter
 
 __all__ = ["FileJob", "Plan", "Result", "copy_step", "execute", "layout_files", "run_file"]
@@ -78,6 +79,8 @@ class Result:
     source_bytes, bytes : int
         Bytes of the tensors that were read, and of the files that were written.
     notes : tuple of str
+        What the user should know, of the plan and of NaN and infinity in the source; of these each
+        record has all counts.
     """
 
     path: Path
@@ -150,9 +153,10 @@ def run_file(job: FileJob, report: Report | None = None, device_index: int = 0) 
             )
             for step in job.steps:
                 step.run(context)
+            nonfinite = context.nonfinite
             written = writer.commit()
     sizes = {name: byte_count(*tensor) for name, tensor in sorted(tensors.items())}
-    return Record(job.file, written.size, written.sha256, sizes)
+    return Record(job.file, written.size, written.sha256, sizes, nonfinite)
 
 
 def _fingerprint(model: Checkpoint, plan: Plan) -> str:
@@ -268,8 +272,20 @@ def execute(
         tuple(kept),
         sum(job.nbytes for job in jobs),
         sum(record.size for record in records),
-        tuple(plan.notes),
+        (*plan.notes, *_nonfinite_notes(plan, records)),
     )
+
+
+def _nonfinite_notes(plan: Plan, records: Iterable[Record]) -> list[str]:
+    found = {name: counts for record in records for name, counts in record.nonfinite.items()}
+    weights = {
+        step.name: (step.scheme.format, step.shape)
+        for _, steps, _ in plan.files
+        for step in steps
+        if isinstance(step, QuantizeStep)
+    }
+    # A journal is a file that anybody can have changed.
+    return nonfinite_notes({name: found[name] for name in found if name in weights}, weights)
 
 
 def _one_by_one(jobs: list[FileJob], finished: Callable[[Record], None], report: Report) -> None:

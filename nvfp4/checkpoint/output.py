@@ -14,11 +14,12 @@ import os
 import secrets
 import shutil
 from collections.abc import Iterable, Mapping
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import IO, Any
 
 from .errors import CheckpointError, printable
+from .nonfinite import NonFinite, are_counts
 from .writer import TEMPORARY_SUFFIX, digest, sync_folder, write_text
 
 __all__ = ["Output", "Record"]
@@ -29,12 +30,17 @@ _LOCK = ".nvfp4-lock"
 
 @dataclass(frozen=True)
 class Record:
-    """A finished file: its size, its SHA-256, and the bytes of each of its tensors."""
+    """A finished file: its size, its SHA-256, and the bytes of each of its tensors.
+
+    ``nonfinite`` counts, for each tensor of the source that has any, the blocks that became NaN
+    (``"nan_blocks"``) and the infinite elements (``"infinite"``).
+    """
 
     file: str
     size: int
     sha256: str
-    tensors: dict[str, int] = field(default_factory=dict)
+    tensors: dict[str, int]
+    nonfinite: dict[str, NonFinite]
 
 
 class Output:
@@ -118,7 +124,8 @@ class Output:
                 record = Record(file=name, **fields)
                 place = self.partial / name
                 if (
-                    not place.is_symlink()
+                    are_counts(record.nonfinite)
+                    and not place.is_symlink()
                     and place.stat().st_size == record.size
                     and digest(place) == record.sha256
                 ):

@@ -8,13 +8,14 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import numpy as np
 
 from ..formats import BlockFormat
 from .errors import CheckpointError, printable
 from .model import Checkpoint, row_ranges
+from .nonfinite import NonFinite, count_nonfinite
 from .numeric import CHUNK, CpuBackend, GpuBackend, encode_scale_of
 from .schemes import Scheme
 from .search import quantize_mse, search_encode_scale
@@ -29,12 +30,16 @@ Outputs = dict[str, tuple[str, tuple[int, ...]]]
 
 @dataclass
 class Context:
-    """Where a step reads, writes, computes, and reports the source bytes that are done."""
+    """Where a step reads, writes, computes, and reports the source bytes that are done.
+
+    ``nonfinite`` gets what the user is to be told of: by tensor, where there is NaN or infinity.
+    """
 
     model: Checkpoint
     writer: TensorWriter
     backend: CpuBackend | GpuBackend
     done: Callable[[int], None]
+    nonfinite: dict[str, NonFinite] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)
@@ -113,6 +118,7 @@ class QuantizeStep:
         source = context.model.array(self.name)
         stack = source.reshape(matrices, *source.shape[-2:])
         tensor_scales = []
+        nan_blocks = infinite = 0
         for index in range(matrices):
             matrix = stack[index].T if self.transposed else stack[index]
             g = None
@@ -128,6 +134,10 @@ class QuantizeStep:
                     codes, scales = context.backend.quantize(x, fmt, g, self.rounding)
                 context.writer.append(roles["codes"][0], codes)
                 context.writer.append(roles["scales"][0], scales)
+                # NaN or infinity in an nvfp4 matrix makes its encode scale 1.
+                if g is None or g == 1:
+                    here = count_nonfinite(x, scales, fmt)
+                    nan_blocks, infinite = nan_blocks + here[0], infinite + here[1]
                 context.done(x.nbytes)
                 if not self.transposed:
                     first = (index * rows + start) * columns * x.itemsize
@@ -136,6 +146,8 @@ class QuantizeStep:
             _release_matrix(context.model, self.name, index, matrices)
         del source, stack
         context.model.release(self.name)
+        if nan_blocks or infinite:
+            context.nonfinite[self.name] = {"nan_blocks": nan_blocks, "infinite": infinite}
         if "tensor_scale" in roles:
             self._write_scale(context, roles["tensor_scale"][0], tensor_scales)
         if "input_scale" in roles:

@@ -39,6 +39,7 @@ def source(tmp_path_factory: pytest.TempPathFactory) -> Path:
     arrays = {
         f"layers.{i}.weight": rng.standard_normal((256, 1024)).astype("float32") for i in range(6)
     }
+    arrays["layers.3.weight"][5, :2] = np.nan, np.inf
     return write_folder(tmp_path_factory.mktemp("cluster") / "in", arrays, shards=6)
 
 
@@ -98,6 +99,9 @@ def test_two_workers_give_the_bytes_of_one_process(
     done = command("quantize", source, "-o", tmp_path / "out", "--workers", 2, "--device", "cpu")
     assert done.returncode == 0, done.stderr
     assert contents(tmp_path / "out") == whole
+    note = "note: layers.3.weight: 1 of 16384 blocks became NaN"
+    assert note in done.stdout  # what a worker has seen
+    assert done.stdout.count("note: ") == 1
 
 
 def test_a_worker_that_is_killed_loses_nothing(
