@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
+from typing import Any
 
 import ml_dtypes
 import numpy as np
@@ -16,9 +17,9 @@ from nvfp4.cli.main import program
 from tests.checkpoint.helpers import contents, write_folder
 
 
-def broken(*shape: int, dtype: type = np.float32) -> np.ndarray:
+def broken(*shape: int, dtype: Any = np.float32) -> np.ndarray:
     """A matrix, or a stack, with NaN in two blocks and three infinite elements, one beside NaN."""
-    x = np.random.default_rng(3).standard_normal(shape).astype(dtype)
+    x: np.ndarray = np.random.default_rng(3).standard_normal(shape).astype(dtype)
     last = x.reshape(-1, *shape[-2:])[-1]
     last[3, 5] = last[3, 6] = last[9, -1] = np.nan
     last[3, 7] = last[9, 0] = -np.inf
@@ -44,7 +45,7 @@ def counts(nan_blocks: int, infinite: int) -> dict[str, int]:
     ],
 )
 def test_blocks_that_became_nan_and_infinite_elements_are_counted_by_tensor(
-    format: str, options: dict[str, str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    format: str, options: dict[str, Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     # Several pieces for each tensor: their counts are added.
     monkeypatch.setattr(numeric.CpuBackend, "chunk", 256)
@@ -118,7 +119,8 @@ def test_of_many_tensors_the_first_are_named_and_the_rest_counted(tmp_path: Path
 
 def stopped(source: Path, out: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """Quantise until one file is complete; its journal."""
-    real, made = jobs.run_file, []
+    real = jobs.run_file
+    made: list[jobs.FileJob] = []
 
     def run_file(job: jobs.FileJob, *rest: object) -> object:
         if made:
