@@ -1,8 +1,8 @@
 """Every kernel of the package is built for every target that it is made for, and looked into.
 
 ``make test`` builds the first variant of each kernel for the four generations, and the others for
-Hopper and Blackwell; for a second target of a generation, whose code hardly differs, two kernels
-that use what does. ``make test-slow`` builds all for all. A class a target: processes can share
+Hopper, or for Blackwell where they run or differ there only; for a second target of a generation,
+whose code hardly differs, two kernels that use what does. ``make test-slow`` builds all for all. A class a target: processes can share
 them.
 """
 
@@ -25,7 +25,6 @@ SECOND = {
     "sm_89": ("quantize", "matmul_sm80"),
     "sm_103a": ("matmul_sm100", "quantize_tma"),
 }
-EVERY_VARIANT = ("sm_90a", "sm_100a")
 CONVERSION = "cvt.rn.satfinite.e2m1x2"
 IN_MACHINE_CODE = re.compile(r"\bF2FP\.\S*E2M1")
 
@@ -49,7 +48,11 @@ def cases(arch: str) -> Iterator[object]:
             continue
         for index, program in enumerate(variants(name, slow=True, arch=arch)):
             fast = index == 0 and (arch in FAST or name in SECOND.get(arch, ()))
-            fast |= index < listed and arch in EVERY_VARIANT
+            others = arch == "sm_90a" or (
+                arch == "sm_100a"
+                and (writes_e2m1(program) or "sm_90a" not in architectures_of(kernel))
+            )
+            fast |= index < listed and others
             marks = () if fast else (pytest.mark.slow,)
             yield pytest.param(program, id=program.label, marks=marks)
 
