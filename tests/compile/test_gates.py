@@ -2,8 +2,8 @@
 
 ``make test`` builds the first variant of each kernel for the four generations, and the others for
 Hopper, or for Blackwell where they run or differ there only; for a second target of a generation,
-whose code hardly differs, two kernels that use what does. ``make test-slow`` builds all for all. A class a target: processes can share
-them.
+whose code hardly differs, two kernels that use what does. ``make test-slow`` builds all for all. A
+class a target: processes can share them.
 """
 
 from __future__ import annotations
