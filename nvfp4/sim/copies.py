@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 from ..errors import UnsupportedError
 from .clusters import in_block, members, owner
-from .errors import Finding, InvalidOperand, Misaligned, MissingFence
+from .errors import Finding, InvalidDescriptor, InvalidOperand, Misaligned, MissingFence
 from .mbarriers import MBarrier, find, find_for_engine
 from .order import Access, Agent, fence, learn, ordered
 
@@ -69,14 +69,16 @@ def _access(
     return Access(name, wait, [thread], [agent], number, generic=generic)
 
 
-def _needs(thread: Thread, what: str, cc: tuple[int, int] = (9, 0)) -> None:
+def needs(thread: Thread, what: str, cc: tuple[int, int] = (9, 0)) -> None:
+    """Raise where the machine is older than this."""
     if thread.machine.cc < cc:
         raise UnsupportedError(
             f"{what} needs sm_{cc[0]}{cc[1]}; the machine is {thread.machine.arch}"
         )
 
 
-def _aligned(what: str, nbytes: int, **values: int) -> None:
+def aligned(what: str, nbytes: int, **values: int) -> None:
+    """Raise where an address is not a multiple of so many bytes."""
     for name, value in values.items():
         if value % nbytes:
             raise Misaligned(
@@ -85,7 +87,8 @@ def _aligned(what: str, nbytes: int, **values: int) -> None:
             )
 
 
-def _alive(thread: Thread, name: str, block: Block | None = None) -> None:
+def alive(thread: Thread, name: str, block: Block | None = None) -> None:
+    """Raise where the block of an operation that completes has left the kernel."""
     block = thread.block if block is None else block
     if not block.live:
         raise Finding(
@@ -95,6 +98,19 @@ def _alive(thread: Thread, name: str, block: Block | None = None) -> None:
 
 
 # Loads -------------------------------------------------------------------------------------------
+
+
+def reporting(
+    thread: Thread, name: str, address: int, block: Block
+) -> tuple[MBarrier, int, Access | None]:
+    """An operation that reports to an mbarrier: this, its number there, and how it is ordered."""
+    barrier: MBarrier = find_for_engine(thread, address, name, block)
+    agent = barrier.agent
+    agent.issued += 1
+    number = agent.issued
+    barrier.flying.add(number)
+    access = _access(thread, name, f"waiting for mbarrier {address:#x}", agent, number)
+    return barrier, number, access
 
 
 def _load(
@@ -113,12 +129,7 @@ def _load(
     shared memory and, unless `reports_to` says another, mbarrier, in the thread's cluster.
     """
     block = thread.block if block is None else block
-    barrier: MBarrier = find_for_engine(thread, address, name, reports_to or block)
-    agent = barrier.agent
-    agent.issued += 1
-    number = agent.issued
-    barrier.flying.add(number)
-    access = _access(thread, name, f"waiting for mbarrier {address:#x}", agent, number)
+    barrier, number, access = reporting(thread, name, address, reports_to or block)
     machine, shared = thread.machine, block.shared
     memory = machine.memory
     inside = ((source, nbytes) for _, source, nbytes in pieces if source is not None)
@@ -129,7 +140,7 @@ def _load(
         shared.begin_write(access, target, nbytes)
 
     def complete() -> None:
-        _alive(thread, name, block)
+        alive(thread, name, block)
         if box is not None:
             shared.forget(*box)
         for target, source, nbytes in pieces:
@@ -159,8 +170,8 @@ def bulk_load(thread: Thread, target: int, address: int, nbytes: int, barrier: i
 
 
 def _check_bulk(thread: Thread, name: str, shared: int, address: int, nbytes: int) -> None:
-    _needs(thread, name)
-    _aligned(name, 16, shared=shared, address=address)
+    needs(thread, name)
+    aligned(name, 16, shared=shared, address=address)
     if nbytes <= 0 or nbytes % 16:
         raise InvalidOperand(f"{name}: bytes are a multiple of 16, more than 0; got {nbytes}")
 
@@ -184,7 +195,7 @@ def _store(thread: Thread, name: str, pieces: list[Piece]) -> None:
         memory.begin_write(writing, target, nbytes)
 
     def complete() -> None:
-        _alive(thread, name)
+        alive(thread, name)
         for source, target, nbytes in pieces:
             if target is not None:
                 memory.put(target, shared.take(source, nbytes))
@@ -225,9 +236,9 @@ def cp_async(thread: Thread, target: int, address: int, nbytes: int, count: int)
     name = "cp.async"
     if not 0 <= count <= nbytes:
         raise InvalidOperand(f"{name}: it copies 0 to {nbytes} bytes; got {count}")
-    _aligned(name, nbytes, shared=target)
+    aligned(name, nbytes, shared=target)
     if count:
-        _aligned(name, nbytes, address=address)
+        aligned(name, nbytes, address=address)
     groups = _groups(thread, "cp.async")
     groups.reads.issued += 1
     number = groups.reads.issued
@@ -239,7 +250,7 @@ def cp_async(thread: Thread, target: int, address: int, nbytes: int, count: int)
     shared.begin_write(access, target, nbytes)
 
     def complete() -> None:
-        _alive(thread, name)
+        alive(thread, name)
         data = memory.take(address, count) if count else b""
         shared.put(target, data + bytes(nbytes - count))
 
@@ -282,8 +293,8 @@ def cp_async_arrive(thread: Thread, address: int) -> None:
 def _tensor_map(thread: Thread, address: int, name: str) -> Any:
     from ..ptx.tensor_map import decode
 
-    _needs(thread, name)
-    _aligned(name, 64, tensor_map=address)
+    needs(thread, name)
+    aligned(name, 64, tensor_map=address)
     acquired = thread.block.state.get("tensor maps", {}).get(address)
     if thread.machine.checks.races:
         if acquired is None or not any(
@@ -324,23 +335,29 @@ def _tile(
         raise InvalidOperand(
             f"{name}: {len(place)} coordinates for a tensor map of {len(tensor.shape)} dimensions"
         )
-    _aligned(name, tensor.alignment, shared=shared)
-    # As measured on an H200, where both end the kernel with an illegal instruction.
-    if not tensor.padded and place[0] * tensor.itemsize % 16:
-        raise InvalidOperand(
-            f"{name}: the box begins {place[0] * tensor.itemsize} bytes from the start of a row; "
-            "it must be a multiple of 16"
-        )
+    aligned(name, tensor.alignment, shared=shared)
+    _check_start(thread, name, tensor, place[0])
     if name == "tensor store" and min(place) < 0:
         raise InvalidOperand(f"{name}: coordinates must not be negative; got {place}")
+    return tensor.pieces(place, shared), tensor
+
+
+def _check_start(thread: Thread, name: str, tensor: Any, x: int) -> None:
+    """Raise where a box may not begin at this element of a row."""
+    # As measured on an H200: it ends the kernel with an illegal instruction, as does a negative
+    # coordinate of a store.
+    if not tensor.padded and x * tensor.itemsize % 16:
+        raise InvalidOperand(
+            f"{name}: the box begins {x * tensor.itemsize} bytes from the start of a row; "
+            "it must be a multiple of 16"
+        )
     if tensor.padded:
-        _needs(thread, f"a {name} of padded 4-bit elements", (10, 0))
-        if place[0] % 128:
+        needs(thread, f"a {name} of padded 4-bit elements", (10, 0))
+        if x % 128:
             raise InvalidOperand(
                 f"{name}: with padded 4-bit elements the first coordinate is a multiple of 128; "
-                f"got {place[0]}"
+                f"got {x}"
             )
-    return tensor.pieces(place, shared), tensor
 
 
 def tma_load(
@@ -357,7 +374,7 @@ def tma_load_pair(
 ) -> None:
     """Model of ``cp.async.bulk.tensor.cta_group::2``: the mbarrier may be the other block's."""
     name = "tensor load of a pair"
-    _needs(thread, name, (10, 0))
+    needs(thread, name, (10, 0))
     pieces, tensor = _tile(thread, name, descriptor, place, target)
     box = (target, tensor.shared_bytes) if tensor.padded else None
     home = owner(thread, barrier, name)
@@ -380,6 +397,60 @@ def tma_load_multicast(
         box = (at, tensor.shared_bytes) if tensor.padded else None
         mbarrier = in_block(barrier, block)
         _load(thread, name, pieces, mbarrier, tensor.box_bytes, box, block)
+
+
+def tma_gather(
+    thread: Thread, target: int, descriptor: int, x: int, rows: tuple[int, ...], barrier: int
+) -> None:
+    """Model of ``cp.async.bulk.tensor.tile::gather4`` to the thread's block."""
+    _gather(thread, "gather", target, descriptor, x, rows, barrier, thread.block)
+
+
+def tma_gather_cluster(
+    thread: Thread, target: int, descriptor: int, x: int, rows: tuple[int, ...], barrier: int
+) -> None:
+    """Model of ``cp.async.bulk.tensor.shared::cluster.tile::gather4``: to any block."""
+    name = "gather to a cluster"
+    block = owner(thread, target, name)
+    if owner(thread, barrier, name) is not block:
+        raise InvalidOperand(
+            f"{name}: the rows go to block {tuple(block.block_index)}, and the mbarrier at "
+            f"{barrier:#x} is another block's",
+            address=barrier,
+        )
+    _gather(thread, name, target, descriptor, x, rows, barrier, block)
+
+
+def _gather(
+    thread: Thread,
+    name: str,
+    target: int,
+    descriptor: int,
+    x: int,
+    rows: tuple[int, ...],
+    barrier: int,
+    block: Block,
+) -> None:
+    """Load one box of one row at (x, row) for each of `rows`, behind each other."""
+    needs(thread, name, (10, 0))
+    tensor = _tensor_map(thread, descriptor, name)
+    if len(tensor.shape) != 2 or tensor.box[1] != 1:
+        raise InvalidDescriptor(
+            f"{name}: the tensor map must be of 2 dimensions and its box one row; got the box "
+            f"{tensor.box}",
+            address=descriptor,
+        )
+    # Not 8 rows of the swizzle: two gathers fill the 8 rows of its pattern.
+    aligned(name, max(128, len(rows) * tensor.swizzle), shared=target)
+    _check_start(thread, name, tensor, x)
+    step = tensor.shared_bytes
+    pieces = [
+        piece
+        for at, row in enumerate(rows)
+        for piece in tensor.pieces((x, row), target + at * step)
+    ]
+    box = (target, len(rows) * step) if tensor.padded else None
+    _load(thread, name, pieces, barrier, len(rows) * tensor.box_bytes, box, block)
 
 
 def tma_store(thread: Thread, descriptor: int, place: tuple[int, ...], source: int) -> None:

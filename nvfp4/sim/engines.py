@@ -19,11 +19,14 @@ from .copies import (
     tensormap_acquire,
     tensormap_prefetch,
     tensormap_release,
+    tma_gather,
+    tma_gather_cluster,
     tma_load,
     tma_load_multicast,
     tma_load_pair,
     tma_store,
 )
+from .launch_control import try_cancel
 from .matrices import ldmatrix, mma_resolver
 from .mbarriers import (
     mbarrier_arrive,
@@ -92,10 +95,13 @@ __all__ = [
     "tensormap_acquire",
     "tensormap_prefetch",
     "tensormap_release",
+    "tma_gather",
+    "tma_gather_cluster",
     "tma_load",
     "tma_load_multicast",
     "tma_load_pair",
     "tma_store",
+    "try_cancel",
     "wgmma",
     "wgmma_commit",
     "wgmma_fence",

@@ -17,6 +17,7 @@ __all__ = [
     "Finding",
     "InvalidDescriptor",
     "InvalidOperand",
+    "LaunchControlError",
     "Livelock",
     "MBarrierError",
     "Misaligned",
@@ -136,6 +137,10 @@ class WrongParity(MBarrierError):
 
 class TensorMemoryError(Finding):
     """Tensor memory that is not allocated, is given back twice or never, or lies crosswise."""
+
+
+class LaunchControlError(Finding):
+    """A request for a block after one that was refused, or the index of a block that none gave."""
 
 
 class WarpMaskError(Finding):

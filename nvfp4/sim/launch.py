@@ -223,6 +223,14 @@ class Launch:
         self.blocks += cluster.blocks
         self.spinning = 0
 
+    def cancel(self) -> tuple[int, int, int] | None:
+        """Give away the next cluster that has not started: the index of its first block."""
+        if not self.left:
+            return None
+        taken = [next(self.pending) for _ in range(self.cluster_size)]
+        self.left -= self.cluster_size
+        return taken[0]
+
     def _left(self, thread: Thread) -> None:
         """Do what follows from a thread's end."""
         block, warp = thread.block, thread.warp

@@ -20,7 +20,7 @@ what is missing counts as 0.
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import TYPE_CHECKING, Any
 
 from .errors import DataRace, MissingFence, NotAwaited
@@ -403,6 +403,14 @@ class Shadow:
             several[group] = (record, pair[1])
         else:
             several[group] = (record, pair[0])
+
+    def readers(self, start: int, stop: int) -> Iterator[Record]:
+        """The reads of cells start..stop-1 since they were written, as far as they are kept."""
+        for reader in self._readers[start:stop]:
+            if type(reader) is tuple:
+                yield reader
+            elif reader is not None:
+                yield from (one for pair in reader.values() for one in pair if one is not None)
 
     # Writes --------------------------------------------------------------------------------------
 

@@ -1,9 +1,10 @@
 """Who runs next: the one place where a simulated run could go another way.
 
-Every choice of the machine (which warp runs, which asynchronous operation completes) is a call of
-:meth:`Policy.choose`, so a run is determined by its policy and nothing else. 0 is always the
-plainest choice: the warp that waited longest, and an operation only when no warp can run. A failing
-sequence of choices therefore shrinks to one that differs from round-robin where it must.
+Every choice of the machine (which warp runs, which asynchronous operation completes, whether a
+request for a block is refused) is a call of :meth:`Policy.choose`, so a run is determined by its
+policy and nothing else. 0 is always the plainest choice: the warp that waited longest, an operation
+only when no warp can run, and no refusal. A failing sequence of choices therefore shrinks to one
+that differs from round-robin where it must.
 """
 
 from __future__ import annotations

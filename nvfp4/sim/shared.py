@@ -7,7 +7,7 @@ from typing import Any, Protocol
 from .atomics import ITEMSIZE, combine, from_bits, to_bits
 from .current import running_thread
 from .errors import Misaligned, OutOfBounds, UnwrittenRead
-from .order import Access, Shadow, fence
+from .order import Access, Record, Shadow, fence
 
 #: What memory holds before something is written to it.
 POISON = 0xAA
@@ -111,6 +111,10 @@ class SharedMemory:
     def begin_write(self, access: Access | None, address: int, nbytes: int) -> None:
         """Check that an engine may write these bytes from now on."""
         self._check_bounds("write", address, nbytes)
+
+    def readers(self, address: int, nbytes: int) -> list[Record]:
+        """Who has read these bytes since they were written, where races are checked."""
+        return []
 
     def take(self, address: int, nbytes: int) -> bytes:
         """Return bytes as they are when an engine reads them, which has been checked."""
@@ -240,6 +244,11 @@ class CheckedSharedMemory(SharedMemory):
         if self._shadow is not None and access is not None:
             self._shadow.check_proxy(access, offset, offset + nbytes, "shared")
             self._shadow.write(access, offset, offset + nbytes)
+
+    def readers(self, address: int, nbytes: int) -> list[Record]:
+        """Who has read these bytes since they were written, where races are checked."""
+        offset = address - self.base
+        return [] if self._shadow is None else [*self._shadow.readers(offset, offset + nbytes)]
 
     def put(self, address: int, data: bytes) -> None:
         """Store bytes when an engine writes them; from now on they are written."""
