@@ -9,6 +9,7 @@ from typing import Any, NamedTuple
 from .architectures import capability
 from .errors import UnsupportedError
 from .kernels.matmul_decode import shared_bytes
+from .kernels.matmul_sm90 import PRODUCER_WARPS
 from .kernels.matmul_sm90 import THREADS as THREADS_SM90
 from .kernels.matmul_sm90 import shared_bytes as shared_bytes_sm90
 from .launch import Launch
@@ -226,7 +227,10 @@ def prefill(
     weights = 8 * stripes * (step + 128)
     fetched = max(2, min(8, (56 << 10) // weights - 1))
     room = (222 << 10) - 17408 * stripes - (fetched + 1) * weights - 16 * (groups or 0)
-    stages = max(2, min(MOST_STAGES, room // (tokens * row + 24)))
+    # A warp that makes rows has every fourth step: with fewer stages than warps it would be two
+    # turns of the ring ahead, which parities do not tell from none.
+    least = 2 if copied else PRODUCER_WARPS
+    stages = max(least, min(MOST_STAGES, room // (tokens * row + 24)))
     own: dict[str, Any] = {
         "GROUPED": groups is not None,
         "CHUNK": tokens,

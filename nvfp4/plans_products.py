@@ -321,8 +321,8 @@ def grouped_matmul(
         # One more than a matrix has, for its rows behind the count (``kernels.groups``).
         a_tiles = groups * ceil_div(rows // max(groups, 1), TILE_ROWS)
         tiles = a_tiles + groups
-    if not experts:
-        # No range has an expert, so there is nothing that a kernel may read, in whatever order.
+    if not experts or not input_rows:
+        # No range has an expert, or no row is one of A: nothing may be read, in whatever order.
         constants |= {"B_LAYOUT": "linear"}
         if compute == "fp8":
             constants["A_SCALE"] = "e8m0"
@@ -417,8 +417,17 @@ def _prepared(
     grouped: bool = False,
 ) -> Launches:
     """A product with prepared weights; `numbers` and `result` as the kernels have them."""
-    if batch_invariant:
-        _check_aligned(constants | {"OUTPUT": "values"})
+    input_rows, rows, columns, depth, row_units, groups, experts, _ = numbers
+    if max(input_rows, rows) >= 1 << 31:
+        raise UnsupportedError(
+            "products with prepared weights take fewer than 2^31 rows; got "
+            f"{max(input_rows, rows)}: multiply a part at a time"
+        )
+    if not constants["ALIGNED"]:
+        raise ValueError(
+            "a, its rows, and b must begin at multiples of 16 bytes with prepared weights (codes "
+            "of a quantised a at multiples of 8): pass copies"
+        )
     args = (
         *_operand_names(a_format),
         *indices,
@@ -428,7 +437,6 @@ def _prepared(
         *numbers,
         *result[1:],
     )
-    input_rows, rows, columns, depth, row_units, groups, experts, _ = numbers
     shape: dict[str, Any] = {
         "rows": rows,
         "columns": columns,

@@ -97,8 +97,8 @@ def matmul(
         dtype is another one.
     ValueError
         Shapes that do not fit; arrays on different devices; an `out` that overlaps an operand;
-        ``compute="fp8"`` and weights that are not prepared; with
-        `batch_invariant`, addresses that are no multiples of 16 (on a GPU).
+        ``compute="fp8"`` and weights that are not prepared; with `batch_invariant` or prepared
+        weights, addresses that are no multiples of 16 (on a GPU).
     UnsupportedError
         There is no kernel for this GPU and these formats; ``compute="fp8"`` elsewhere than on
         sm_90a, or with other formats.
@@ -353,11 +353,14 @@ class _Product(NamedTuple):
             buffers["a"], facts["a_row_stride"] = _rows_of(self.a.plain, where)
             steps = facts["a_row_stride"] * self.a.plain.spec.itemsize
         read = (buffers["a"] or buffers["a_codes"], buffers["b_codes"])
+        first = read[0].pointer
         if facts["b_layout"] == PREPARED:  # its scales are read in pieces, too
             steps |= buffers["b_scales"].pointer
+            if self.a.plain is None:  # eight elements at a time
+                first &= 7
         facts["processors"] = _place.processors(where)
         facts["card"] = _place.card(where)
-        facts["aligned"] = not (read[0].pointer | read[1].pointer | steps) & 15
+        facts["aligned"] = not (first | read[1].pointer | steps) & 15
         facts["map_alignment"] = _map_alignment(buffers)
         if self.ranges is not None:
             starts = None if self.a.parts is None else self.a.parts.tile_starts

@@ -22,9 +22,9 @@ e4m3: see ``fp8_operands``. MATRICES says which matrices this launch is for: see
 
 Compile-time constants: those of ``matmul_decode`` that are not its own; COMPUTE, MATRICES; CHUNK,
 rows of A of a tile, a multiple of 8; HALF_TOKENS, half of it; STRIPES, 64 columns of each
-warpgroup; STAGES of the ring; DEPTH, steps whose weights are on their way; PENDING, products under
-way, at most twice STRIPES; BRING, how rows of bfloat16 come: by "copies" of four bytes, or by way
-of "registers" (``sm90_rows``).
+warpgroup; STAGES of the ring, four or more where rows are made; DEPTH, steps whose weights are on
+their way; PENDING, products under way, at most twice STRIPES; BRING, how rows of bfloat16 come: by
+"copies" of four bytes, or by way of "registers" (``sm90_rows``).
 """
 
 from __future__ import annotations
@@ -601,7 +601,7 @@ def store_four(to, row, column, columns, v0, v1, v2, v3):
     """Store four neighbouring columns, those that there are."""
     width = result_columns(columns)
     at = row * width + column
-    if OUTPUT != "float32" and width % 4 == 0:
+    if OUTPUT != "float32" and width % 4 == 0 and ptr_address(to[0], 0) % 8 == 0:
         if column < width:
             if OUTPUT == "bfloat16":
                 low = bf16x2_of_f32(v1, v0)

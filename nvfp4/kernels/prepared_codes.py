@@ -54,6 +54,8 @@ def first_scale_row(codes, ranges, owner, first):
         tile = i64_of_u32(ld_shared_u32(add_u32(entry, 8)))
         if STARTS != "none":
             tile = load_index(codes[2], i64_of_u32(owner), STARTS)
+            # Far out of range it might be shifted into it.
+            tile = min(max(tile, -(1 << 32)), codes[3])
         return (tile << 7) + i64_of_u32(sub_u32(first, ld_shared_u32(entry)))
 
 

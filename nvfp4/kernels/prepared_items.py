@@ -72,7 +72,8 @@ def locate(item, across, ranges, lane):
             tile = i64_of_u32(ld_shared_u32(add_u32(entry, 8)))
             if A_STARTS != "none":
                 tile = load_index(tile_starts, i64_of_u32(owner), A_STARTS)
-            if tile < 0 or tile + ((i64_of_u32(length) + 127) >> 7) > tiles:
+            # No sum with the number of a tile, which may be any of 64 bits.
+            if tile < 0 or tile > tiles - ((i64_of_u32(length) + 127) >> 7):
                 expert = -1
                 tile = 0
             tile_row = (tile << 7) + i64_of_u32(skip)

@@ -278,6 +278,84 @@ def test_indices_that_no_host_could_refuse_stay_inside(kernel: str, bad: list[in
     assert np.isfinite(out).all() and out.any()
 
 
+@pytest.mark.parametrize("quantised", [False, True])
+def test_an_empty_a_of_which_rows_are_picked_is_not_read(kernel: str, quantised: bool) -> None:
+    a: Any = np.zeros((0, 64), BF16)
+    if quantised:
+        a = nvfp4.quantize(a, "mxfp4", scale_layout="linear")
+    b = nvfp4.prepare_weights(weights("mxfp4", 2, 32, 64))
+    index = {"row_offsets": np.array([0, 2, 3], np.int32)}
+    index["row_indices"] = np.array([-1, 0, 5, 1], np.int32)
+    out = np.full((4, 32), 77, np.float32)
+    with nvfp4.simulate("sm_90a"):
+        nvfp4.grouped_matmul(a, b, out=out, out_dtype="float32", **index)
+    assert not out.any()
+
+
+# Addresses ---------------------------------------------------------------------------------------
+
+
+def moved(values: np.ndarray, off: int) -> Any:
+    """A copy that begins `off` bytes behind a multiple of 128."""
+    memory = aligned(np.full(values.nbytes + off, POISON, np.uint8))
+    made = memory[off:].view(values.dtype).reshape(values.shape)
+    made[...] = values
+    return made
+
+
+@pytest.mark.parametrize("off", [2, 4])
+def test_results_that_do_not_begin_at_a_multiple_of_eight(kernel: str, off: int) -> None:
+    a, b = integers((3, 32), 2), weights("mxfp4", 24, 32)
+    expected = np.asarray(nvfp4.matmul(a, b))
+    out = moved(np.zeros_like(expected), off)
+    with nvfp4.simulate("sm_90a", checks=kernel == "decode"):
+        nvfp4.matmul(a, nvfp4.prepare_weights(b), out=out)
+    assert out.tobytes() == expected.tobytes()
+
+
+def test_rows_that_do_not_begin_at_a_multiple_of_16_are_refused(kernel: str) -> None:
+    a, b = integers((3, 32), 2), nvfp4.prepare_weights(weights("mxfp4", 24, 32))
+    wide = aligned(np.zeros((3, 36), BF16))
+    for rows in (moved(a, 2), moved(a, 8), wide[:, :32]):
+        with nvfp4.simulate("sm_90a"), pytest.raises(ValueError, match="a, its rows, and b must"):
+            nvfp4.matmul(rows, b)
+
+
+def test_codes_of_rows_begin_at_a_multiple_of_eight(decode: str) -> None:
+    b = weights("mxfp4", 24, 32)
+    a = nvfp4.quantize(integers((3, 32), 2), "mxfp4", scale_layout="linear")
+    check(decode, dataclasses.replace(a, codes=moved(a.codes, 8)), b)
+    a = dataclasses.replace(a, codes=moved(a.codes, 4))
+    with nvfp4.simulate("sm_90a"), pytest.raises(ValueError, match="of a quantised a at multiples"):
+        nvfp4.matmul(a, nvfp4.prepare_weights(b))
+
+
+FACTS: dict[str, Any] = {
+    **{"columns": 32, "depth": 32, "a_format": None, "a_dtype": "bfloat16", "a_layout": None},
+    **{"decode_a": "none", "b_format": "mxfp4", "b_layout": "sm90", "decode_b": "scalar"},
+    **{"alpha": "value", "out_dtype": "float32", "aligned": True},
+}
+
+
+def test_more_rows_than_kernels_number_are_refused() -> None:
+    assert plans_products.matmul("sm_90a", rows=(1 << 31) - 1, **FACTS)
+    with pytest.raises(nvfp4.UnsupportedError, match="fewer than 2\\^31 rows"):
+        plans_products.matmul("sm_90a", rows=1 << 31, **FACTS)
+
+
+@pytest.mark.parametrize("a_format, least", [(None, 2), ("nvfp4", 4), ("mxfp8_e4m3", 4)])
+def test_rows_are_made_by_every_fourth_step_and_so_in_four_stages_or_more(
+    sm90: str, monkeypatch: pytest.MonkeyPatch, a_format: str | None, least: int
+) -> None:
+    """With fewer, parities of a stage that is two turns ahead are those of a free one: deadlock."""
+    monkeypatch.setattr(plans_prepared, "MOST_STAGES", 2)
+    facts = {**FACTS, "a_format": a_format, "a_dtype": None if a_format else "bfloat16"}
+    if a_format:
+        facts |= {"a_layout": "linear", "decode_a": "scalar"}
+    (launch,) = plans_products.matmul("sm_90a", rows=100, **facts)
+    assert dict(launch.program.constants)["STAGES"] == least
+
+
 # Scales ------------------------------------------------------------------------------------------
 
 
