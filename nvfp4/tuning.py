@@ -148,7 +148,7 @@ def read(file: Path) -> Table:
     """
     try:
         found = json.loads(file.read_text(encoding="utf-8"))
-    except ValueError as error:
+    except (ValueError, RecursionError) as error:
         raise ValueError(f"it is not JSON, or cut off: {error}") from error
     if not isinstance(found, dict) or found.get("kind") != KIND:
         raise ValueError(f"it is not a table of {KIND.split(' table')[0]!r}")
@@ -234,12 +234,14 @@ def _tables(card: str, processors: int) -> tuple[Table, ...]:
         files.insert(0, Path(named))
     found = []
     for file in files:
-        if not file.exists():
-            if named and file == Path(named):
-                _warn(file, "there is no such file")
-            continue
         try:
             table = read(file)
+        except (FileNotFoundError, NotADirectoryError, PermissionError) as error:
+            # A cache that this user may not look into has no table for him.
+            if named and file == Path(named):
+                refused = isinstance(error, PermissionError)
+                _warn(file, str(error) if refused else "there is no such file")
+            continue
         except (OSError, ValueError) as error:
             _warn(file, str(error))
             continue

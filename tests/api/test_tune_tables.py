@@ -108,6 +108,7 @@ def test_tables_are_read_once(table: Path, monkeypatch: pytest.MonkeyPatch) -> N
     [
         (None, "no such file"),
         ("", "not JSON, or cut off"),
+        ("[" * 100_000, "not JSON, or cut off"),
         ('{"kind": "nvfp4 tune table", "schema": 1, "rows": [', "not JSON, or cut off"),
         ("[1]", "not a table"),
         ({"kind": "other"}, "not a table"),
@@ -140,6 +141,27 @@ def test_a_file_that_is_no_table_of_the_card_is_warned_of_and_ignored(
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         planned(15)  # not a second time
+
+
+@pytest.mark.parametrize("named", [True, False])
+def test_a_file_that_must_not_be_read_is_ignored(
+    table: Path, monkeypatch: pytest.MonkeyPatch, named: bool
+) -> None:
+    """As in the home of another user; of a named file there is a warning."""
+    if not named:
+        monkeypatch.delenv(tuning.VARIABLE)
+
+    def refused(file: Path) -> Any:
+        raise PermissionError(13, "Permission denied", str(file))
+
+    monkeypatch.setattr(Path, "stat", refused)
+    monkeypatch.setattr(Path, "read_text", lambda file, **_: refused(file))
+    forget()
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        assert tuning.find(CARD, lambda: KEY) is None
+    assert len(caught) == named
+    assert all("Permission denied" in str(one.message) for one in caught)
 
 
 def test_the_shipped_table_is_one(monkeypatch: pytest.MonkeyPatch) -> None:
