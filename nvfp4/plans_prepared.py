@@ -186,7 +186,8 @@ def prefill(
     constants, rows, columns, depth, groups, processors, kernel, args, choice, matrices
         As in :func:`decode`; COMPUTE and MATRICES of this kernel may be among the constants.
     a_units
-        Units of 16 bytes from the first row of a plain A to behind its last.
+        Units of 16 bytes from the first row of a plain A to behind its last; negative where rows
+        go backwards.
 
     Raises
     ------
@@ -245,7 +246,7 @@ def prefill(
         "MATRICES": constants.get("MATRICES", "all"),
         "BRING": "copies",
     }
-    if constants["A_ELEMENT"] == "none" and a_units < 1 << 32:
+    if constants["A_ELEMENT"] == "none" and 0 <= a_units < 1 << 32:
         own["BRING"] = BRING
     if groups is None:
         own |= {"OFFSETS": "int32", "IDS": "none", "INDICES": "none", "A_STARTS": "none"}

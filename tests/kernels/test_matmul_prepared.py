@@ -138,6 +138,14 @@ def test_rows_by_way_of_registers(
     check(sm90, a, weights("mxfp4", 2, 40, depth), **options)
 
 
+def test_rows_that_go_backwards_are_not_brought_by_registers(
+    sm90: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Their distance is no number of 32 bits."""
+    monkeypatch.setattr(plans_prepared, "BRING", "registers")
+    check(sm90, integers((3, 32), 2)[::-1], weights("mxfp4", 8, 32), checks=False)
+
+
 def test_a_run_of_steps_longer_than_what_is_under_way(kernel: str) -> None:
     """Slots of the weights and stages of the rows are used again, with both parities."""
     rows, depth = (19, 64 * 11) if kernel == "decode" else (3, 64 * 7)
