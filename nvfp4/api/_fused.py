@@ -36,8 +36,6 @@ from .grouped import _grouped_kind, _out_parts
 
 __all__ = ["Front", "Options", "quantize_front"]
 
-_COUNT_DTYPES = ("int32", "int64")
-
 
 class Front(NamedTuple):
     """What becomes of the input before it is quantised."""
@@ -145,7 +143,7 @@ def _checked(front: Front, fmt: BlockFormat, options: Options) -> _Call:
             if getattr(options, name) is not None:
                 raise ValueError(f"{name} belongs to row_offsets, which are missing")
         if options.row_counts is not None:
-            counts = read_counts(options.row_counts, x, front.x_name, _COUNT_DTYPES, stream)
+            counts = read_counts(options.row_counts, x, front.x_name, stream)
         shape = (*x.shape[:-1], front.columns)
         kind, shapes = _dense_shapes(encode, fmt, shape, options.scale_layout, x.spec)
     else:

@@ -123,9 +123,7 @@ def read_ranges(
     return Ranges(offsets, ids, indices, groups, rows)
 
 
-def read_counts(
-    row_counts: Any, x: Array, x_name: str, dtypes: tuple[str, ...], stream: Any
-) -> Array:
+def read_counts(row_counts: Any, x: Array, x_name: str, stream: Any) -> Array:
     """Check counts of rows of the matrices of `x`, [E, capacity, ...].
 
     Raises
@@ -140,7 +138,7 @@ def read_counts(
         raise ValueError(
             f"{x_name} must have three axes, [E, capacity, ...], with row_counts; got {x.shape}"
         )
-    index_array("row_counts", counts.spec, x.spec, x_name, dtypes, x.shape[0])
+    index_array("row_counts", counts.spec, x.spec, x_name, OFFSET_DTYPES, x.shape[0])
     if counts.device is None:
         values = arrays.host(counts)
         bad = np.flatnonzero((values < 0) | (values > x.shape[1]))

@@ -53,7 +53,7 @@ def quantize(
         an encode scale.
     scale_layout : {"tcgen", "linear"}
         "tcgen": 128 x 4 tiles, as tensor cores and cuBLAS read them; "linear": [..., K/V].
-    row_counts : array of int32 or int64, [E], optional
+    row_counts : array of int32, int64 or uint32, [E], optional
         For x of [E, capacity, K]: only the first row_counts[e] rows of matrix e count; the others
         are taken as zeros, so that their codes and scales are 0.
     out : QTensor, optional

@@ -60,7 +60,7 @@ def swiglu_quantize(
     row_offsets, expert_ids, row_indices : optional
         Ranges of rows, as in :func:`nvfp4.grouped_quantize`; without `row_offsets` the call is
         dense.
-    row_counts : array of int32 or int64, [E], optional
+    row_counts : array of int32, int64 or uint32, [E], optional
         Only the first row_counts[e] rows of matrix e count; the others are taken as zeros.
     encode_scale, scale_rounding, scale_layout : optional
         As in :func:`nvfp4.quantize`, or in :func:`nvfp4.grouped_quantize` with `row_offsets`, of
@@ -160,7 +160,7 @@ def rmsnorm_quantize(
     row_offsets, expert_ids, row_indices : optional
         Ranges of rows, as in :func:`nvfp4.grouped_quantize`; without `row_offsets` the call is
         dense.
-    row_counts : array of int32 or int64, [E], optional
+    row_counts : array of int32, int64 or uint32, [E], optional
         Only the first row_counts[e] rows of matrix e count; the others are written as zeros.
     encode_scale, scale_rounding, scale_layout : optional
         As in :func:`nvfp4.quantize`, or in :func:`nvfp4.grouped_quantize` with `row_offsets`, of

@@ -7,7 +7,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from .. import arrays
-from .._parts import OFFSET_DTYPES, contiguous_call
+from .._parts import contiguous_call
 from ..arrays import Array
 from ..formats import PREPARED
 from ..tensor import QTensor
@@ -252,7 +252,7 @@ def _check_no_ranges(row_offsets: Any, expert_ids: Any, row_indices: Any) -> Non
 
 def _counted_ranges(row_counts: Any, a: Operand | Rows, experts: int, stream: Any) -> Ranges:
     """The rows that count, of a stack of matrices."""
-    counts = read_counts(row_counts, a.first, "a", OFFSET_DTYPES, stream)
+    counts = read_counts(row_counts, a.first, "a", stream)
     matrices, capacity = a.shape[:2]
     if matrices != experts:
         raise ValueError(

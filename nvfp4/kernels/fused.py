@@ -298,7 +298,7 @@ FUSED = Kernel(
         "HOLD": ("none", "registers", "shared", "reread"),
         "TASK": ("quantize", "amax"),
         "RANGES": (False, True),
-        "COUNTS": ("none", "int32", "int64"),
+        "COUNTS": ("none", "int32", "int64", "uint32"),
         "OFFSETS": INDEX_DTYPES,
         "IDS": ("none", "int32", "int64"),
         "INDICES": ("none", "int32", "int64"),

@@ -348,7 +348,8 @@ COUNTED = {
 
 @pytest.mark.parametrize("call", COUNTED.values(), ids=COUNTED.keys())
 def test_counts_are_integers_from_zero_to_the_capacity(call: Any) -> None:
-    assert call(row_counts=COUNTS.astype(np.int64)).shape == (3, 5, 64)
+    for dtype in (np.int64, np.uint32):
+        assert call(row_counts=COUNTS.astype(dtype)).shape == (3, 5, 64)
     with says(ValueError, "row_counts", "capacity, 5", "got 6 at index 1"):
         call(row_counts=np.array([0, 6, 1]))
     with says(ValueError, "row_counts", "from 0", "got -1 at index 2"):
