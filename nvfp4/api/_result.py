@@ -84,16 +84,16 @@ class Result:
                 check_result("out", self.target.spec, shape, self.dtype, self.like.spec)
                 check_apart(names, read, (self.target,), ("out",))
             return
-        if shape[-1] % self.format.block:
-            raise ValueError(
-                "the columns of the result (N, or N/2 of an epilogue of pairs) must be a multiple "
-                f"of {self.format.block} with out_dtype {self.format.name!r}; got {shape[-1]}"
-            )
         self.dtype = "float32"
         self.layout = "tcgen"
         if out is not None:
             check_out_tensor(out, self.format)
             self.layout = out.scale_layout
+        if shape[-1] % self.format.block:
+            raise ValueError(
+                "the columns of the result (N, or N/2 of an epilogue of pairs) must be a multiple "
+                f"of {self.format.block} with out_dtype {self.format.name!r}; got {shape[-1]}"
+            )
         scales = layouts.scale_shape(self.format, shape, self.layout)
         if self.ranges is not None and self.layout == "tcgen":
             tiles = layouts.allocated_tiles(self.ranges.rows, self.ranges.groups)
