@@ -473,6 +473,27 @@ def fetch_stripes(b, b_scales, runs, code_slots, record_slots, number, lane):
     cp_async_commit_group()
 
 
+def fetch_next(b, b_scales, places, coming, number, code_slots, record_slots):
+    """Begin to copy the next step that a warp wants, perhaps of its next item; what comes then.
+
+    `coming` is the item behind the one that is being fetched, steps of that which are left, where
+    its stripes' steps are, and its header. Behind the last item, that one comes again.
+    """
+    ranges, items, beyond, across, row_blocks, steps, group, inner, lane = places
+    item, left, first, second, header = coming
+    if eq_u32(left, 0):
+        here = locate(item, across, ranges, lane)
+        first = run_of(here, 0, group, inner, row_blocks, steps)
+        if STRIPES == 2:
+            second = run_of(here, 1, group, inner, row_blocks, steps)
+        header = header_of(here)
+        left = steps
+        item = min_u32(add_u32(item, beyond), sub_u32(items, 1))
+    runs = (first, second, header)
+    fetch_stripes(b, b_scales, runs, code_slots, record_slots, number, lane)
+    return (item, sub_u32(left, 1), add_u32(first, 1), add_u32(second, 1), header)
+
+
 def codes_of_slot(slot):
     """A lane's codes."""
     low = ld_shared_v4_u32(slot)
@@ -965,31 +986,15 @@ def consume(
     weights = add_u32(ring, weights)
     code_slots = add_u32(weights, shl_u32(lane, 4))
     record_slots = add_u32(weights, add_u32(shl_u32(lane, 2), step_bytes()))
-    fetched = item
-    left = none
-    from0 = none
-    from1 = none
-    from_header = none
-    fill = none
+    places = (ranges, items, beyond, across, row_blocks, steps, group, inner, lane)
+    coming = (item, none, none, none, none)
     slot = none
     ahead = none
     if lt_u32(item, items):
         while lt_u32(ahead, DEPTH):
-            if eq_u32(left, 0):
-                where_from = locate(fetched, across, ranges, lane)
-                from0 = run_of(where_from, 0, group, inner, row_blocks, steps)
-                if STRIPES == 2:
-                    from1 = run_of(where_from, 1, group, inner, row_blocks, steps)
-                from_header = header_of(where_from)
-                left = steps
-                fetched = min_u32(add_u32(fetched, beyond), sub_u32(items, 1))
-            runs = (from0, from1, from_header)
-            fetch_stripes(b, b_scales, runs, code_slots, record_slots, fill, lane)
-            from0 = add_u32(from0, 1)
-            from1 = add_u32(from1, 1)
-            left = sub_u32(left, 1)
-            fill = add_u32(fill, 1)
+            coming = fetch_next(b, b_scales, places, coming, ahead, code_slots, record_slots)
             ahead = add_u32(ahead, 1)
+    fill = ahead
     while lt_u32(item, items):
         here = locate(item, across, ranges, lane)
         expert = here[0]
@@ -1004,19 +1009,7 @@ def consume(
             less = less_of_matrix(b_scales, max(expert, 0) * matrix_bytes)
         while lt_u32(step, steps):
             # To the place that the step before has left.
-            if eq_u32(left, 0):
-                where_from = locate(fetched, across, ranges, lane)
-                from0 = run_of(where_from, 0, group, inner, row_blocks, steps)
-                if STRIPES == 2:
-                    from1 = run_of(where_from, 1, group, inner, row_blocks, steps)
-                from_header = header_of(where_from)
-                left = steps
-                fetched = min_u32(add_u32(fetched, beyond), sub_u32(items, 1))
-            runs = (from0, from1, from_header)
-            fetch_stripes(b, b_scales, runs, code_slots, record_slots, fill, lane)
-            from0 = add_u32(from0, 1)
-            from1 = add_u32(from1, 1)
-            left = sub_u32(left, 1)
+            coming = fetch_next(b, b_scales, places, coming, fill, code_slots, record_slots)
             fill = add_u32(fill, 1)
             if lt_u32(DEPTH, fill):
                 fill = none
