@@ -46,8 +46,9 @@ class _Recorder(_machine.Machine):
     def __init__(self, arch: str, card: tuple[str, int] | None = None) -> None:
         super().__init__(arch)
         self.launches: list[Launch] = []
-        self.card = card
-        self.processors = 132 if card is None else card[1]
+        if card is not None:
+            self.card = card
+            self.processors = card[1]
 
     def record(self, launch: Launch) -> None:
         """Note a launch."""

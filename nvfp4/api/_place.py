@@ -154,7 +154,7 @@ def noted() -> Iterator[Notes]:
 def processors(where: Place) -> int:
     """Multiprocessors of the card; of a simulated machine those of an H200 by default."""
     if where.device is None:
-        return int(getattr(where.machine, "processors", 132))
+        return int(where.machine.processors)
     found: int = _launcher().device_info(where.device).processors
     return found
 
@@ -162,7 +162,8 @@ def processors(where: Place) -> int:
 def card(where: Place) -> tuple[str, int] | None:
     """Name and multiprocessors of the card, which tables of divisions go by."""
     if where.device is None:
-        return getattr(where.machine, "card", None)
+        named: tuple[str, int] | None = where.machine.card
+        return named
     info = _launcher().device_info(where.device)
     return info.name, info.processors
 

@@ -8,8 +8,8 @@ from collections.abc import Mapping
 from typing import Any, NamedTuple
 
 from .. import arrays, layouts
-from .._parts import check_dtype, check_option
-from ..arrays import Spec
+from .._parts import check_dtype, check_option, contiguous_call
+from ..arrays import Array, Spec
 from ..formats import FORMATS, SCALE_LAYOUTS, SCALE_ROUNDINGS, BlockFormat, block_format
 from ..tensor import Parts, QTensor
 from . import _place
@@ -18,7 +18,7 @@ from ._out import Shapes, Target, check_apart, check_dense, check_out, check_out
 from ._repeat import repeat
 from ._result import FLOATS
 
-__all__ = ["check_floats", "matrix_view", "quantize"]
+__all__ = ["check_floats", "matrix_view", "quantize", "rows_of"]
 
 
 def quantize(
@@ -299,3 +299,18 @@ def _view(
         "batch_stride": batch_stride if batches > 1 else 0,
         "row_stride": row_stride if rows > 1 else columns,
     }
+
+
+def rows_of(name: str, a: Array, where: _place.Place) -> tuple[Array, int]:
+    """An array as kernels can read its rows, and the elements from row to row."""
+    view = matrix_view(a.spec, False)
+    if view is None or view["batches"] != 1:
+        if view is not None and where.machine is None:
+            raise ValueError(
+                f"{name} must have all rows at the same distance on a GPU; got strides "
+                f"{a.spec.strides} bytes for shape {a.spec.shape}: pass "
+                f"{contiguous_call(name, a.spec)}"
+            )
+        a = _place.copied_or_refused(name, a, where)
+        return a, a.shape[-1]
+    return a, view["row_stride"]

@@ -7,7 +7,6 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from .. import arrays
-from .._parts import contiguous_call
 from ..arrays import Array
 from ..formats import PREPARED
 from ..tensor import QTensor
@@ -26,7 +25,7 @@ from ._ranges import Ranges, read_counts, read_ranges
 from ._repeat import Repeated, repeat
 from ._result import Result
 from ._tile import asked
-from .dense import matrix_view
+from .dense import rows_of
 
 __all__ = ["grouped_matmul", "matmul"]
 
@@ -350,7 +349,7 @@ class _Product(NamedTuple):
         }
         steps = 0
         if self.a.plain is not None:
-            buffers["a"], facts["a_row_stride"] = _rows_of(self.a.plain, where)
+            buffers["a"], facts["a_row_stride"] = rows_of("a", self.a.plain, where)
             steps = facts["a_row_stride"] * self.a.plain.spec.itemsize
         read = (buffers["a"] or buffers["a_codes"], buffers["b_codes"])
         first = read[0].pointer
@@ -409,18 +408,3 @@ def _map_alignment(buffers: dict[str, Any]) -> int:
         return 0
     together = buffers["a_codes"].pointer | buffers["b_codes"].pointer
     return 0 if together & 15 else 16 if together & 31 else 32
-
-
-def _rows_of(a: Array, where: _place.Place) -> tuple[Array, int]:
-    """A plain operand as kernels can read it, and the elements from row to row."""
-    view = matrix_view(a.spec, False)
-    if view is None or view["batches"] != 1:
-        if view is not None and where.machine is None:
-            raise ValueError(
-                "a must have all rows at the same distance on a GPU; got strides "
-                f"{a.spec.strides} bytes for shape {a.spec.shape}: pass "
-                f"{contiguous_call('a', a.spec)}"
-            )
-        a = _place.copied_or_refused("a", a, where)
-        return a, a.shape[-1]
-    return a, view["row_stride"]

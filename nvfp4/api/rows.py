@@ -9,7 +9,7 @@ from ..arrays import Array
 from . import _place
 from ._out import check_apart, check_result, store
 from ._repeat import repeat
-from .dense import check_floats, matrix_view
+from .dense import check_floats, rows_of
 
 __all__ = ["quantize_rows"]
 
@@ -79,10 +79,7 @@ def quantize_rows(x: Any, *, out: Any = None, stream: Any = None) -> tuple[Any, 
             arrays.empty((rows, columns), "uint8", source, stream=where.stream),
             arrays.empty((rows, 1), "float32", source, stream=where.stream),
         )
-    view = matrix_view(source.spec, False)
-    if view is None or view["batches"] > 1:
-        source = _place.copied_or_refused("x", source, where)
-    row_stride = columns if view is None or view["batches"] > 1 else view["row_stride"]
+    source, row_stride = rows_of("x", source, where)
     steps = row_stride * source.spec.itemsize
     facts = {
         "dtype": source.dtype,

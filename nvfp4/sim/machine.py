@@ -82,7 +82,13 @@ class Machine:
         A :class:`nvfp4.sim.trace.Trace`, or None.
     spin_limit
         Turns that may pass in which threads only poll, before that is reported as a livelock.
+    processors, card
+        What plans are made for: multiprocessors, those of an H200, and the name and
+        multiprocessors of a card that tables of divisions go by, or None.
     """
+
+    processors = 132
+    card: tuple[str, int] | None = None
 
     def __init__(
         self,
