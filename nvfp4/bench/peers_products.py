@@ -2,7 +2,10 @@
 
 * PyTorch: ``torch._grouped_mm`` in bfloat16;
 * triton_kernels: ``matmul_ogs`` with MXFP4 weights in its Hopper layouts;
-* Humming: its layer with MXFP4 weights and bfloat16 activations.
+* Humming: its layer with MXFP4 or NVFP4 weights and bfloat16 activations.
+
+The last two compile at their first calls: ``python -m nvfp4.bench.peers_build`` makes these calls
+ahead, a process a layer.
 
 Humming gathers rows where ours does; of the others they are sorted beforehand. Each is compared
 with sums in float32 on sampled rows; the largest difference stands in the table, in units of the
@@ -11,9 +14,10 @@ largest result.
 
 from __future__ import annotations
 
+import functools
 import importlib
 import itertools
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -23,11 +27,11 @@ from .dense_products import Pace, timed_product
 from .grouped_products import GROUP, MOST_CALLS, Routing, routings
 from .peers_quantizers import _installed
 from .report import row, skipped
-from .run import Run
+from .run import Options, Run
 from .shapes import Layer
 from .targets import grouped_floor
 
-__all__ = ["measure_peers"]
+__all__ = ["Layered", "ProductPeer", "chosen_peers", "inputs", "measure_peers", "peers"]
 
 
 @dataclass(frozen=True)
@@ -52,52 +56,100 @@ class Layered:
     gathers: bool = False
 
 
-def peers() -> Iterator[tuple[str, str, Callable[[Run, Layer], Layered]]]:
-    """Name, format and maker of those that are installed."""
+@dataclass(frozen=True)
+class ProductPeer:
+    """A grouped product of another library.
+
+    Attributes
+    ----------
+    name
+    format
+        Of its weights.
+    make
+        Its weights of a layer.
+    compiles
+        Whether its first calls compile kernels, for seconds each.
+    """
+
+    name: str
+    format: str
+    make: Callable[[Run, Layer], Layered]
+    compiles: bool = True
+
+
+def peers() -> Iterator[ProductPeer]:
+    """Those that are installed."""
+    if not _installed("torch"):
+        return
     torch = importlib.import_module("torch")
     if hasattr(torch, "_grouped_mm"):
-        yield "torch._grouped_mm", "bfloat16", _grouped_mm
+        yield ProductPeer("torch._grouped_mm", "bfloat16", _grouped_mm, compiles=False)
     if _installed("triton_kernels.matmul_ogs"):
-        yield "triton_kernels", "mxfp4", _matmul_ogs
+        yield ProductPeer("triton_kernels", "mxfp4", _matmul_ogs)
     if _installed("humming.layer"):
-        yield "Humming", "mxfp4", _humming
+        for fmt in ("mxfp4", "nvfp4"):
+            yield ProductPeer("Humming", fmt, functools.partial(_humming, fmt))
+
+
+def chosen_peers(options: Options) -> list[ProductPeer]:
+    """Those with weights of the formats that were asked for, or in bfloat16."""
+    formats = options.formats
+    return [p for p in peers() if not formats or p.format in ("bfloat16", *formats)]
+
+
+def in_passes(counts: Iterable[int]) -> list[tuple[int, ...]]:
+    """Numbers of tokens, the largest first, two at a time: a budget may end before the others.
+
+    With many tokens peers are nearest to ours. Two share the weights that a pass makes.
+    """
+    falling = sorted(set(counts), reverse=True)
+    return [tuple(falling[i : i + 2]) for i in range(0, len(falling), 2)]
 
 
 def measure_peers(run: Run, wanted: Sequence[tuple[Layer, int]]) -> None:
     """Every peer on every layer, as far as the budget reaches."""
-    for name, fmt, make in peers():
-        if run.options.formats and fmt != "bfloat16" and fmt not in run.options.formats:
-            continue
-        for layer in dict.fromkeys(layer for layer, _ in wanted):
-            counts = [t for one, t in wanted if one is layer]
-            counts = [t for t in counts if not run.late(GROUP, layer.label(t), fmt, name)]
-            if not counts:
-                continue
-            run.say(f"{layer.name}: {name}")
-            try:
-                peer = make(run, layer)
-            except Exception as error:  # whatever a peer does, the run goes on and says so
-                for t in counts:
-                    run.add(skipped(GROUP, layer.label(t), fmt, name, _why(error)))
-                continue
-            for t in counts:
-                if not run.late(GROUP, layer.label(t), fmt, name):
-                    _measure(run, layer, t, name, fmt, peer)
-            del peer
-            run.device.release()
+    chosen = chosen_peers(run.options)
+    layers = dict.fromkeys(layer for layer, _ in wanted)
+    for some in in_passes(tokens for _, tokens in wanted):
+        for peer, layer in itertools.product(chosen, layers):
+            _measure_layer(run, layer, [t for t in some if (layer, t) in wanted], peer)
+
+
+def _measure_layer(run: Run, layer: Layer, counts: Sequence[int], peer: ProductPeer) -> None:
+    name, fmt = peer.name, peer.format
+    counts = [t for t in counts if not run.late(GROUP, layer.label(t), fmt, name)]
+    if not counts:
+        return
+    run.say(f"{layer.name}: {name} {fmt}")
+    try:
+        made = peer.make(run, layer)
+    except Exception as error:  # whatever a peer does, the run goes on and says so
+        for t in counts:
+            run.add(skipped(GROUP, layer.label(t), fmt, name, _why(error)))
+        return
+    for t in counts:
+        if not run.late(GROUP, layer.label(t), fmt, name):
+            _measure(run, layer, t, name, fmt, made)
+    del made
+    run.device.release()
 
 
 def _why(error: Exception) -> str:
     return f"{type(error).__name__}: {' '.join(str(error).split())[:120]}"
 
 
+def inputs(run: Run, layer: Layer, tokens: int, peer: Layered) -> tuple[Any, list[Routing], bool]:
+    """What a peer is given: the rows, the routings in turns; whether it gathers the rows."""
+    gathered = layer.gathered and peer.gathers
+    rows = tokens if gathered else tokens * layer.top_k
+    x = run.device.random(rows * layer.depth).reshape(rows, layer.depth)
+    return x, routings(tokens, layer.experts, layer.top_k)[:MOST_CALLS], gathered
+
+
 def _measure(run: Run, layer: Layer, tokens: int, name: str, fmt: str, peer: Layered) -> None:
     rows = tokens * layer.top_k
-    gathered = layer.gathered and peer.gathers
-    input_rows = tokens if gathered else rows
-    x = run.device.random(input_rows * layer.depth).reshape(input_rows, layer.depth)
-    chosen = routings(tokens, layer.experts, layer.top_k)[:MOST_CALLS]
     try:
+        x, chosen, gathered = inputs(run, layer, tokens, peer)
         calls = [peer.bind(x, routing) for routing in chosen]
         timing, _ = timed_product(run, calls, Pace(), float(rows) * layer.columns * layer.depth)
         error = _difference(peer, x, chosen[0], gathered)
@@ -180,48 +232,58 @@ def _matmul_ogs(run: Run, layer: Layer) -> Layered:
         )
         return lambda: ogs.matmul_ogs(x, weights, None, rows, precision_config=precision)
 
-    return Layered(bind, _mxfp4_values(codes, scales), 4.25)
+    return Layered(bind, _values(codes, scales), 4.25)
 
 
-def _mxfp4_values(codes: Any, scales: Any) -> Callable[[int], Any]:
-    """The weights of an expert, of codes [E, N, K/2] and linear e8m0 scales."""
+def _values(codes: Any, scales: Any) -> Callable[[int], Any]:
+    """The weights of an expert, of codes [E, N, K/2] and linear scales [E, N, blocks].
+
+    Scales of uint8 are e8m0, others are what they say.
+    """
     torch = importlib.import_module("torch")
     magnitudes = torch.tensor([0.0, 0.5, 1.0, 1.5, 2.0, 3.0, 4.0, 6.0], device=codes.device)
     table = torch.cat([magnitudes, -magnitudes])
+    block = 2 * codes.shape[-1] // scales.shape[-1]
 
     def values(expert: int) -> Any:
-        one = codes[expert]
+        one, scale = codes[expert], scales[expert].float()
+        if scales.dtype == torch.uint8:
+            scale = torch.exp2(scale - 127)
         elements = table[torch.stack([one & 15, one >> 4], -1).flatten(-2).long()]
-        return elements * torch.exp2(scales[expert].float() - 127).repeat_interleave(32, -1)
+        return elements * scale.repeat_interleave(block, -1)
 
     return values
 
 
-def _humming(run: Run, layer: Layer) -> Layered:
+#: Format -> what Humming calls it; the block, the bits of an element.
+_HUMMING: dict[str, tuple[dict[str, str], int, float]] = {
+    "mxfp4": ({"quant_method": "mxfp4"}, 32, 4.25),
+    "nvfp4": ({"quant_method": "modelopt", "quant_algo": "nvfp4"}, 16, 4.5),
+}
+
+
+def _humming(fmt: str, run: Run, layer: Layer) -> Layered:
     torch = importlib.import_module("torch")
-    schema = importlib.import_module("humming.schema.base")
     layers = importlib.import_module("humming.layer")
+    heuristics = importlib.import_module("humming.tune").get_heuristics_config
     experts, columns, depth = layer.experts, layer.columns, layer.depth
-    weight_config = {"quant_method": "mxfp4"}
-    padding = {"pad_n_to_multiple": 128, "pad_k_to_multiple": 64}
+    method, block, bits = _HUMMING[fmt]
     codes = run.device.random_bytes((experts, columns, depth // 2))
-    scales = run.device.random_bytes((experts, columns, depth // 32), 117, 123)
+    low, high = (117, 123) if fmt == "mxfp4" else (0x30, 0x40)
+    scales = run.device.random_bytes((experts, columns, depth // block), low, high)
+    tensors = {"weight": codes, "weight_scale": scales}
     with torch.device(codes.device):
         made = layers.HummingLayer(
-            shape_n=columns, shape_k=depth, weight_config=weight_config,
+            shape_n=columns, shape_k=depth, weight_config=dict(method),
             input_config={"dtype": "bfloat16"}, num_experts=experts, torch_dtype=torch.bfloat16,
-            **padding,
+            pad_n_to_multiple=128, pad_k_to_multiple=64,
         ).cuda()  # fmt: skip
-    made.load_from_tensors({"weight": codes, "weight_scale": scales})
+    if fmt == "nvfp4":
+        tensors["weight_scale"] = scales = scales.view(torch.float8_e4m3fn)
+        tensors["weight_scale_2"] = torch.ones_like(made.weight_scale_2)
+    made.load_from_tensors(tensors)
     made.transform()
-    weights = schema.BaseWeightSchema.from_config(weight_config)
-    inputs = schema.BaseInputSchema.from_config({"quant_method": "humming", "dtype": "bfloat16"})
-    config = importlib.import_module("humming.transform").prepare_layer_config(
-        shape_n=columns, shape_k=depth, num_experts=experts, torch_dtype=torch.bfloat16,
-        device=None, weight_schema=weights.to_humming_schema(torch.bfloat16),
-        input_schema=inputs.to_humming_schema(torch.bfloat16), **padding,
-    )  # fmt: skip
-    heuristics = importlib.import_module("humming.tune").get_heuristics_config
+    config = made.humming_config
 
     def bind(x: Any, routing: Routing) -> Callable[[], Any]:
         total = routing.tokens.size
@@ -248,7 +310,7 @@ def _humming(run: Run, layer: Layer) -> Layered:
 
         return call
 
-    return Layered(bind, _mxfp4_values(codes, scales), 4.25, gathers=True)
+    return Layered(bind, _values(codes, scales), bits, gathers=True)
 
 
 def padded_blocks(

@@ -12,7 +12,7 @@ from .timing import Timing
 if TYPE_CHECKING:
     from rich.table import Table
 
-__all__ = ["Report", "Row", "failed", "markdown", "row", "skipped", "table"]
+__all__ = ["Report", "Row", "brief", "failed", "markdown", "row", "skipped", "table"]
 
 #: Of the JSON; raised when a field changes its meaning.
 SCHEMA = 1
@@ -206,6 +206,18 @@ def duration(us: float) -> str:
     if us >= 10_000:
         return f"{us / 1000:.1f} ms"
     return f"{us:.1f}" if us >= 100 else f"{us:.2f}"
+
+
+def brief(r: Row) -> str:
+    """A measured row in a line."""
+    parts = [] if r.us is None else [f"{duration(r.us)} us"]
+    if r.ratio is not None:
+        parts.append(f"{r.ratio:.2f} of {r.reference}")
+    if r.target and not r.wrong:
+        parts.append(f"{r.target}: {_met(r)}")
+    if r.wrong:
+        parts.append(r.checked)
+    return f"  {r.shape}, {r.format}, {r.what}: {', '.join(parts)}"
 
 
 def _optional(value: float | None, form: str = ".2f") -> str:

@@ -9,7 +9,7 @@ from types import ModuleType
 from typing import Any
 
 from .devices import Device
-from .report import Report, Row, skipped
+from .report import Report, Row, brief, skipped
 from .targets import Target
 from .timing import Deadline, Timing, calls_in_graph, replay_seconds
 
@@ -65,7 +65,7 @@ class Run:
     ----------
     device, options, deadline, report
     say
-        Told what comes next.
+        Told what comes next, and what came out.
     """
 
     device: Device
@@ -77,8 +77,10 @@ class Run:
     references: dict[Any, Any] = field(default_factory=dict)
 
     def add(self, row: Row) -> None:
-        """Take a row into the report."""
+        """Take a row into the report; say what came out, should the rest never come."""
         self.report.rows.append(row)
+        if row.us is not None or row.wrong:
+            self.say(brief(row))
 
     def late(
         self,

@@ -9,8 +9,16 @@ import numpy as np
 import pytest
 
 from nvfp4 import warm
-from nvfp4.bench import dense_products, grouped_products, peers_products, weights
+from nvfp4.bench import (
+    dense_products,
+    devices,
+    grouped_products,
+    peers_build,
+    peers_products,
+    weights,
+)
 from nvfp4.bench.correct import check_products
+from nvfp4.bench.peers_products import ProductPeer
 from nvfp4.bench.report import Report, Row
 from nvfp4.bench.run import Options, Run
 from nvfp4.bench.shapes import DenseProduct, Layer
@@ -250,6 +258,10 @@ class WithTensors(Ticking):
         raise AssertionError("not called")
 
 
+def install(monkeypatch: pytest.MonkeyPatch, *known: ProductPeer) -> None:
+    monkeypatch.setattr(peers_products, "peers", lambda: iter(known))
+
+
 @pytest.mark.parametrize("layer", [UP, DOWN], ids=["gathered", "sorted"])
 @pytest.mark.parametrize("gathers", [True, False])
 def test_peers_are_measured_on_the_same_routings_and_compared(
@@ -259,9 +271,7 @@ def test_peers_are_measured_on_the_same_routings_and_compared(
         raise ImportError("no such thing")
 
     kinds = [("good", Peer(gathers).make), ("bad", Peer(gathers, 0.5).make), ("gone", fail)]
-    monkeypatch.setattr(
-        peers_products, "peers", lambda: ((name, "bfloat16", make) for name, make in kinds)
-    )
+    install(monkeypatch, *(ProductPeer(name, "bfloat16", make) for name, make in kinds))
     rows = run(grouped_products, [layer], card=WithTensors(), peers=True)
     by_name = {(r.shape, r.what): r for r in rows}
     for tokens in (1, 6):
@@ -271,6 +281,61 @@ def test_peers_are_measured_on_the_same_routings_and_compared(
         assert by_name[label, "good"].us is not None
     assert float(by_name[layer.label(1), "bad"].note.split()[-1]) > 0.1
     assert [r.what for r in rows] == ["nvfp4", "good", "bad", "gone"] * 2
+
+
+def test_peers_with_weights_of_other_formats_are_left_out(monkeypatch: pytest.MonkeyPatch) -> None:
+    install(monkeypatch, *(ProductPeer(f, f, Peer(True).make) for f in (*FORMATS, "bfloat16")))
+    named = [p.name for p in peers_products.chosen_peers(Options(formats=("nvfp4",)))]
+    assert named == ["nvfp4", "bfloat16"]
+    assert len(peers_products.chosen_peers(Options())) == len(FORMATS) + 1
+
+
+def test_many_tokens_are_measured_first_with_every_peer(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Where a budget ends, the shapes at which peers are nearest are there."""
+    assert peers_products.in_passes([1, 32, 512, 8192, 1]) == [(8192, 512), (32, 1)]
+    made: list[str] = []
+    install(monkeypatch, *(ProductPeer(n, "bfloat16", Peer(True).make) for n in "ab"))
+    card = WithTensors()
+    run = Run(card, Options(), Deadline(9e9), Report("grouped-matmul", {}), made.append)
+    peers_products.measure_peers(run, [(UP, t) for t in (1, 2, 3)])
+    assert [(r.shape, r.what) for r in run.report.rows] == [
+        (UP.label(t), name) for some in ((3, 2), (1,)) for name in "ab" for t in some
+    ]
+    # What came out is said at once: the rest may never come.
+    assert sum(line.startswith("  Small up, 3 tokens, bfloat16, a: ") for line in made) == 1
+
+
+def test_peers_compile_ahead_what_is_timed(monkeypatch: pytest.MonkeyPatch) -> None:
+    calls: list[tuple[str, int]] = []
+
+    def counted(run: Run, layer: Layer) -> peers_products.Layered:
+        real = Peer(True).make(run, layer)
+
+        def bind(x: Any, routing: grouped_products.Routing) -> Callable[[], Any]:
+            calls.append((layer.name, x.shape[0]))
+            return real.bind(x, routing)
+
+        return peers_products.Layered(bind, real.values, 16.0, True)
+
+    def broken(run: Run, layer: Layer) -> Any:
+        raise RuntimeError("no such\nlayout")
+
+    install(
+        monkeypatch,
+        ProductPeer("slow", "mxfp4", counted),
+        ProductPeer("quick", "bfloat16", counted, compiles=False),
+        ProductPeer("broken", "mxfp4", broken),
+        ProductPeer("other", "nvfp4", counted),
+    )
+    monkeypatch.setattr(devices, "find_device", WithTensors)
+    monkeypatch.setattr(peers_build, "TOKENS", (1, 6))
+    said: list[str] = []
+    errors = peers_build.build(
+        Options(("6 tokens", "small down"), ("mxfp4",)), layers=[UP, DOWN], jobs=1, say=said.append
+    )
+    assert sorted(calls) == [("Small down", 2), ("Small down", 12), ("Small up", 6)]
+    assert errors == [f"{x.name}, broken mxfp4: RuntimeError: no such layout" for x in (UP, DOWN)]
+    assert said[0] == "4 layers of peers in 1 processes" and said[1:3] == errors
 
 
 def test_rows_are_filled_up_to_blocks_by_expert() -> None:

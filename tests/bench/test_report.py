@@ -11,7 +11,7 @@ from rich.console import Console
 
 from nvfp4.bench import environment
 from nvfp4.bench.plot import draw
-from nvfp4.bench.report import Report, Row, markdown, print_report, row, skipped
+from nvfp4.bench.report import Report, Row, brief, markdown, print_report, row, skipped
 from nvfp4.bench.targets import Target
 from nvfp4.bench.timing import Timing
 
@@ -46,6 +46,13 @@ def test_a_row_has_rates_ratio_and_verdict() -> None:
     assert bad.met is False and bad.wrong
     assert late.met is None and late.us is None
     assert peer.target == "" and peer.met is None
+
+
+def test_a_row_is_said_in_a_line() -> None:
+    copy, good, bad, _, _ = report().rows
+    assert brief(copy) == "  8 x 8, bfloat16, copy: 50.00 us"
+    assert brief(good) == "  8 x 8, nvfp4, nvfp4: 51.00 us, 0.98 of copy, ≥ 0.95 copy: yes"
+    assert brief(bad) == "  8 x 8, mxfp4, nvfp4: 90.00 us, 0.56 of copy, WRONG: 3 of 4 codes"
 
 
 def test_the_ratio_is_to_the_target_s_reference_among_several() -> None:
