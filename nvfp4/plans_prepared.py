@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import math
 from collections.abc import Mapping
 from typing import Any, NamedTuple
@@ -12,8 +13,11 @@ from .kernels.matmul_decode import shared_bytes
 from .kernels.matmul_sm90 import PRODUCER_WARPS
 from .kernels.matmul_sm90 import THREADS as THREADS_SM90
 from .kernels.matmul_sm90 import shared_bytes as shared_bytes_sm90
+from .kernels.prepared import HEADER
+from .kernels.sm90_weights import BOX
 from .launch import Launch
 from .program import Kernel
+from .tensor_maps import MapOf
 from .tiling import ceil_div
 from .tuning import Choice
 
@@ -132,21 +136,30 @@ def _check_pairs(constants: Mapping[str, Any], columns: int) -> None:
         )
 
 
-#: Rows of a range, in the mean, from which on ``kernels.matmul_sm90`` is faster; of a dense product
-#: three times as many where its columns alone fill the card, 14 times as many where they do not.
-#: Measured on an H200.
-MANY_ROWS = 14
+#: Rows of a range, in the mean, from which on ``kernels.matmul_sm90`` is faster: where tiles of 16
+#: rows are at least so many for each multiprocessor. (Its blocks do not share the depth: with few
+#: tiles some multiprocessors have none.) Measured on an H200.
+MANY_ROWS = ((6, 4), (3, 14), (0, 24))
+#: The same of a dense product whose columns alone fill the card, and of one where they do not.
+MANY_ROWS_DENSE = (42, 196)
 #: Rows of a tile that registers allow, by weights: of four bits, of eight.
-MOST_TOKENS = (144, 136)
+MOST_TOKENS = (128, 128)
 #: The same by elements of a quantised A, which is made bfloat16 on the way; without block scales.
-MOST_TOKENS_QUANTIZED = (64, 48)
+MOST_TOKENS_QUANTIZED = (64, 40)
 MOST_TOKENS_ROWS = 128
 #: The same where the result is quantised; the second of weights of eight bits or a quantised A.
 MOST_TOKENS_CODES = (128, 96)
-#: How rows of bfloat16 come to shared memory: "copies", or "registers" (``kernels.sm90_rows``),
-#: which takes a third of the load unit's turns and was not measured yet.
-BRING = "copies"
-#: Stages of rows in shared memory that are worth their room.
+#: Rows of a tile up to which two blocks share a multiprocessor.
+TOKENS_OF_TWO = 32
+#: Bytes of 16 rows of the weights in a step of 64 columns: codes of four bits and of eight, scales
+#: of blocks of 32 and of 16.
+STEP_BYTES = (512, 1024)
+RECORD_BYTES = (32, 64)
+#: Shared memory of a multiprocessor that blocks may take.
+SHARED = 222 << 10
+#: Steps of 16 whose products are under way.
+PENDING = 3
+#: Stages in shared memory that are worth their room.
 MOST_STAGES = 10
 #: In a batch-invariant product: rows of a tile, so that all rows are of one kind of instruction;
 INVARIANT_TOKENS = 64
@@ -165,6 +178,15 @@ def invariant_team(columns: int, depth: int) -> int:
     return next(team for team in (8, 4, 2, 1) if team <= most and (team == 1 or steps >= 4 * team))
 
 
+def many_rows(*, rows: int, columns: int, groups: int | None, processors: int) -> int:
+    """Rows of a range, in the mean, from which on ``kernels.matmul_sm90`` makes a product."""
+    tiles = ceil_div(columns, 256)
+    if groups is None:
+        return MANY_ROWS_DENSE[4 * tiles < 3 * processors]
+    tiles *= min(rows, groups)
+    return next(many for full, many in MANY_ROWS if tiles >= full * processors)
+
+
 def prefill(
     constants: Mapping[str, Any],
     *,
@@ -176,7 +198,7 @@ def prefill(
     kernel: Kernel,
     args: tuple[int | float | str, ...],
     choice: Choice | None = None,
-    a_units: int = 0,
+    experts: int = 1,
     matrices: int | None = None,
 ) -> Launch | None:
     """Products of many rows with each matrix: ``kernels.matmul_sm90``, where it can make them.
@@ -185,9 +207,8 @@ def prefill(
     ----------
     constants, rows, columns, depth, groups, processors, kernel, args, choice, matrices
         As in :func:`decode`; COMPUTE and MATRICES of this kernel may be among the constants.
-    a_units
-        Units of 16 bytes from the first row of a plain A to behind its last; negative where rows
-        go backwards.
+    experts
+        Matrices of the weights.
 
     Raises
     ------
@@ -197,15 +218,13 @@ def prefill(
     _check_pairs(constants, columns)
     _check_groups(groups)
     mean = rows / (groups or 1)
-    many = MANY_ROWS
-    if groups is None:
-        many *= 3 if 4 * ceil_div(columns, 256) >= 3 * processors else 14
+    many = many_rows(rows=rows, columns=columns, groups=groups, processors=processors)
     if choice is not None:
         many = 0 if choice.kernel == "sm90" else rows + 1
     if matrices is not None:
         choice = None
         many = 0 if matrices * ceil_div(columns, 256) >= INVARIANT_TILES else rows + 1
-    if mean < many or constants["INPUT"] != "bfloat16":
+    if mean < many or experts == 0 or constants["INPUT"] != "bfloat16":
         return None
     halves = constants["PAIR"] == "halves"
     narrow = constants.get("COMPUTE") == "fp8"
@@ -223,31 +242,29 @@ def prefill(
     tokens = tokens_of(mean, groups, most) if choice is None else min(choice.tokens, most)
     if matrices is not None:
         tokens = min(INVARIANT_TOKENS, most)
-    stripes = 2
-    step = 512 if constants["B_ELEMENT"] == "e2m1" else 1024
-    weights = 8 * stripes * (step + 128)
-    fetched = max(2, min(8, (56 << 10) // weights - 1))
-    room = (222 << 10) - 17408 * stripes - (fetched + 1) * weights - 16 * (groups or 0)
-    # A warp that makes rows has every fourth step: with fewer stages than warps it would be two
-    # turns of the ring ahead, which parities do not tell from none.
+    codes = STEP_BYTES[constants["B_ELEMENT"] != "e2m1"]
+    record = RECORD_BYTES[constants["B_SCALE"] == "e4m3"]
+    two = copied and not narrow and tokens <= TOKENS_OF_TWO
+    shared = functools.partial(
+        shared_bytes_sm90, tokens=tokens, step=codes + record, groups=groups, row=row
+    )
+    room = SHARED // (2 if two else 1) - shared(stages=0)
+    # A warp that makes rows has every fourth step, one that loads them every second: with fewer
+    # stages it would be two turns of the ring ahead, which parities do not tell from none.
     least = 2 if copied else PRODUCER_WARPS
-    stages = max(least, min(MOST_STAGES, room // (tokens * row + 24)))
+    stages = max(least, min(MOST_STAGES, room // (shared(stages=1) - shared(stages=0))))
     own: dict[str, Any] = {
         "GROUPED": groups is not None,
         "CHUNK": tokens,
         "HALF_TOKENS": tokens // 2,
-        "STRIPES": stripes,
         "STAGES": stages,
-        "DEPTH": fetched,
-        "PENDING": 3,
+        "PENDING": PENDING,
+        "BLOCKS_PER_SM": 2 if two else 1,
         "WHOLE": depth % 64 == 0,
         "THREADS": THREADS_SM90,
         "COMPUTE": constants.get("COMPUTE", "bfloat16"),
         "MATRICES": constants.get("MATRICES", "all"),
-        "BRING": "copies",
     }
-    if constants["A_ELEMENT"] == "none" and 0 <= a_units < 1 << 32:
-        own["BRING"] = BRING
     if groups is None:
         own |= {"OFFSETS": "int32", "IDS": "none", "INDICES": "none", "A_STARTS": "none"}
         own["STARTS"] = "none"
@@ -256,22 +273,34 @@ def prefill(
     chunks = min(ceil_div(rows, tokens) + (groups or 0), rows)
     wide = columns // 2 if halves else columns
     items = max(1, chunks * ceil_div(wide, 128 if halves else 256))
-    shared = shared_bytes_sm90(
-        tokens=tokens,
-        stripes=stripes,
-        stages=stages,
-        depth=fetched,
-        step=step,
-        groups=groups,
-        row=row,
+    steps, blocks = ceil_div(depth, 64), ceil_div(columns, 16)
+    extents = (steps, blocks, max(experts, 1))
+    maps = (
+        (
+            "codes_map",
+            MapOf(
+                *("b_codes", "u32", (codes // 4, *extents)),
+                *((codes, codes * steps, codes * steps * blocks), (codes // 4, 1, BOX, 1)),
+            ),
+        ),
+        (
+            "records_map",
+            MapOf(
+                *("b_scales", "u32", (record // 4, *extents)),
+                (record, record * steps, HEADER + record * steps * blocks),
+                (record // 4, 1, BOX, 1),
+                offset=HEADER,
+            ),
+        ),
     )
     return Launch(
         program,
-        (min(items, processors), 1, 1),
+        (min(items, processors * (2 if two else 1)), 1, 1),
         (THREADS_SM90, 1, 1),
-        shared,
-        args,
+        shared(stages=stages),
+        ("codes_map", "records_map", *args),
         programmatic=True,
+        maps=maps,
     )
 
 
@@ -280,7 +309,9 @@ def tokens_of(mean: float, groups: int | None, most_tokens: int) -> int:
 
     Rows of ranges are taken to spread like those of a random routing.
     """
-    most = mean if groups is None else mean + 1.4 * math.sqrt(mean)
+    # With few ranges one that needs a tile more than others costs a round of the whole card.
+    spread = 1.4 if (groups or 0) >= 64 else 2.5
+    most = mean if groups is None else mean + spread * math.sqrt(mean)
     tiles = max(1, math.ceil(most / most_tokens))
     return max(16, min(most_tokens, ceil_div(math.ceil(most / tiles), 8) * 8))
 

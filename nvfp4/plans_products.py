@@ -417,7 +417,7 @@ def _prepared(
     grouped: bool = False,
 ) -> Launches:
     """A product with prepared weights; `numbers` and `result` as the kernels have them."""
-    input_rows, rows, columns, depth, row_units, groups, experts, _ = numbers
+    input_rows, rows, columns, depth, _, groups, experts, _ = numbers
     if max(input_rows, rows) >= 1 << 31:
         raise UnsupportedError(
             "products with prepared weights take fewer than 2^31 rows; got "
@@ -457,7 +457,7 @@ def _prepared(
                 **shape,
                 kernel=kernel,
                 args=args,
-                a_units=input_rows * row_units // 8,
+                experts=experts,
             )
             for more in (_FP8 if narrow else ({},))
         ]

@@ -28,7 +28,10 @@ MAPS_AT_A_TIME = 512
 
 @dataclass(frozen=True)
 class MapOf:
-    """A tensor map of a buffer; beside the buffer's name, as :class:`TensorMap` has it."""
+    """A tensor map of a buffer; beside the buffer's name, as :class:`TensorMap` has it.
+
+    Element 0 is `offset` bytes behind the buffer's first.
+    """
 
     buffer: str
     element: str
@@ -36,6 +39,7 @@ class MapOf:
     strides: tuple[int, ...]
     box: tuple[int, ...]
     swizzle: int = 0
+    offset: int = 0
 
     def at(self, address: int) -> TensorMap:
         """The map where the buffer is at this address.
@@ -46,7 +50,8 @@ class MapOf:
             It breaks a rule of :class:`TensorMap`.
         """
         return TensorMap(
-            address, self.element, self.shape, self.strides, self.box, self.swizzle
+            *(address + self.offset, self.element, self.shape),
+            *(self.strides, self.box, self.swizzle),
         )
 
     def simulated(self, address: int) -> np.ndarray:

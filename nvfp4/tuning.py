@@ -76,7 +76,7 @@ class Choice(NamedTuple):
 
     def wrong(self) -> str:
         """Why it is none; empty: it is one."""
-        allowed: dict[str, tuple[int, ...]] = {"tokens": tuple(range(16, 145, 8))}
+        allowed: dict[str, tuple[int, ...]] = {"tokens": tuple(range(16, 129, 8))}
         if self.kernel == "decode":
             allowed = {
                 **{"chunk": (8, 16), "team": (1, 2, 4, 8), "stripes": (1, 2), "slots": (2, 4)},

@@ -32,7 +32,7 @@ __all__ = ["GAIN", "Outcome", "Product", "build", "candidates", "forced", "produ
 
 #: What a row must save at least.
 GAIN = 0.02
-_TOKENS = (16, 24, 32, 48, 64, 80, 96, 112, 128, 136, 144)
+_TOKENS = (16, 24, 32, 48, 64, 80, 96, 112, 128)
 
 
 @dataclass(frozen=True)

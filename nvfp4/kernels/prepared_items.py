@@ -128,9 +128,15 @@ def columns_of_result(column, columns):
 
 def final_value(to, row, column, columns, expert, s0, s1, factors, source, owner):
     """A value of the result, of its sum; of pairs, `s1` belongs to up."""
-    _, b_decode, e0, e1, e2, e3 = to
     alpha, alpha_number, a_decode, rebase, of_matrix = factors
     factor = factor_of_row(alpha, alpha_number, a_decode, expert, source, owner)
+    return value_of_sum(to, row, column, columns, expert, s0, s1, (factor, rebase, of_matrix))
+
+
+def value_of_sum(to, row, column, columns, expert, s0, s1, factors):
+    """:func:`final_value` with the factor of its row, of its matrix, and its decode scale."""
+    _, b_decode, e0, e1, e2, e3 = to
+    factor, rebase, of_matrix = factors
     gate_row, up_row = columns_of_result(column, columns)
     decode = decode_of_column(b_decode, of_matrix, expert, gate_row, columns)
     v = mul_rn(mul_rn(s0, rebase), mul_rn(factor, decode))

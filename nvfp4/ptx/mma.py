@@ -1,4 +1,4 @@
-"""Warp-level matrix products (mma.sync) and the loads that feed them (ldmatrix).
+"""Warp-level matrix products (mma.sync), the loads that feed them (ldmatrix) and their reverse.
 
 With g = lane / 4 and t = lane % 4, fragments of an m16n8k16 product of 16-bit elements are::
 
@@ -11,7 +11,8 @@ and 4t+16.. in place of 2t.. and 2t+8... All 32 lanes take part.
 
 The models compute exact products, sum them and C in float64, and round once: so they are right
 where all partial sums are exact in float32, and where they are not the card may differ, whose
-order and rounding PTX leaves open. Source: PTX ISA, ``mma``, ``ldmatrix``.
+order and rounding PTX leaves open. Source: PTX ISA, ``mma``, ``ldmatrix``,
+``stmatrix``.
 """
 
 from __future__ import annotations
@@ -90,6 +91,21 @@ _lower_ldmatrix(ldmatrix_x4, 4)
 _lower_ldmatrix(ldmatrix_x1_trans, 1, trans=True)
 _lower_ldmatrix(ldmatrix_x2_trans, 2, trans=True)
 _lower_ldmatrix(ldmatrix_x4_trans, 4, trans=True)
+
+
+@instruction(
+    "void(u32, u32, u32, u32, u32)",
+    asm="stmatrix.sync.aligned.m8n8.x4.shared.b16 [$0], {$1, $2, $3, $4};",
+    memory=True,
+    min_cc=(9, 0),
+)
+def stmatrix_x4(address, w0, w1, w2, w3):
+    """Store four 8 x 8 matrices of 16-bit elements, whose fragments are as :func:`ldmatrix_x4` has.
+
+    Lane 8i + r gives the address of row r of matrix i, 16 bytes, 16-byte aligned; lane L stores
+    elements 2 (L % 4) and the next of row L / 4 of each.
+    """
+    engines().stmatrix(thread(), address, (w0, w1, w2, w3))
 
 
 # mma.sync ----------------------------------------------------------------------------------------

@@ -27,7 +27,7 @@ from .copies import (
     tma_store,
 )
 from .launch_control import try_cancel
-from .matrices import ldmatrix, mma_resolver
+from .matrices import ldmatrix, mma_resolver, stmatrix
 from .mbarriers import (
     mbarrier_arrive,
     mbarrier_expect_tx,
@@ -80,6 +80,7 @@ __all__ = [
     "proxy_fence",
     "scaled_mma_resolver",
     "setmaxnreg",
+    "stmatrix",
     "tcgen05_alloc",
     "tcgen05_commit",
     "tcgen05_cp",

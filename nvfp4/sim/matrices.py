@@ -1,6 +1,6 @@
 """Products of small matrices whose elements lie across the lanes of a warp (mma.sync, ldmatrix).
 
-Source: PTX ISA, ``mma``, ``ldmatrix``; the layouts are described in ``nvfp4.ptx.mma``.
+Source: PTX ISA, ``mma``, ``ldmatrix``, ``stmatrix``; ``nvfp4.ptx.mma`` describes the layouts.
 """
 
 from __future__ import annotations
@@ -83,6 +83,21 @@ def mma_resolver(kind: str) -> Callable[[dict[int, Any]], Mapping[int, Any]]:
         return {lane: tuple(d[lane]) for lane in range(32)}
 
     return resolve
+
+
+def stmatrix(thread: Thread, address: int, words: tuple[int, ...]) -> None:
+    """Model of ``stmatrix``: a lane stores its piece of a row of each matrix."""
+    name = f"stmatrix.x{len(words)}"
+    rows = thread.collective(name, _ALL, address, lambda lanes: dict.fromkeys(lanes, lanes))
+    if len(rows) < 32:
+        raise InvalidOperand(f"{name}: it takes 32 lanes; the warp has {len(rows)}")
+    if thread.lane < 8 * len(words) and address % 16:
+        raise Misaligned(
+            f"{name}: misaligned, the row's address is not a multiple of 16", address=address
+        )
+    g, t = thread.lane >> 2, thread.lane & 3
+    for matrix, word in enumerate(words):
+        thread.block.shared.store(rows[8 * matrix + g] + 4 * t, 4, word & 0xFFFFFFFF)
 
 
 def ldmatrix(thread: Thread, address: int, count: int, trans: bool) -> tuple[int, ...]:

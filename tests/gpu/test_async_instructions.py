@@ -48,6 +48,10 @@ def test_ldmatrix_gives_lanes_rows_and_with_trans_columns(place):
     checks.check_load_matrices(place)
 
 
+def test_stmatrix_puts_every_row_where_its_lane_says(place):
+    checks.check_store_matrices(place)
+
+
 @pytest.mark.parametrize("kind", kernels.KINDS)
 @pytest.mark.parametrize("columns", WGMMA_COLUMNS)
 def test_a_warpgroups_product_equals_numpys(place, kind, columns):

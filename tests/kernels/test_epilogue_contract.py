@@ -93,7 +93,7 @@ def sizes(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> It
     if way.large:
         monkeypatch.setattr(plans_products, "_FEW_PRODUCTS", 1)
     if way.kernel == "matmul_sm90":
-        monkeypatch.setattr(plans_prepared, "MANY_ROWS", 0)
+        monkeypatch.setattr(plans_prepared, "many_rows", lambda **_: 0)
     for plan in planned:
         plan.cache_clear()
     yield

@@ -36,7 +36,7 @@ KERNELS: dict[int, list[tuple[str, ...]]] = {
 def many(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     """The kernel of many rows makes whatever product; few stages and blocks are used again."""
     plans = (plans_products.matmul, plans_products.grouped_matmul)
-    monkeypatch.setattr(plans_prepared, "MANY_ROWS", 0)
+    monkeypatch.setattr(plans_prepared, "many_rows", lambda **_: 0)
     monkeypatch.setattr(plans_prepared, "MOST_STAGES", 3)
     monkeypatch.setattr(_place, "processors", lambda where: 2)
     for plan in plans:

@@ -46,7 +46,7 @@ def sm90(monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:
 
 
 def planned(name: str, monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:
-    monkeypatch.setattr(plans_prepared, "MANY_ROWS", KERNELS[name])
+    monkeypatch.setattr(plans_prepared, "many_rows", lambda **_: KERNELS[name])
     monkeypatch.setattr(plans_prepared, "MOST_STAGES", 3)
     plans = (plans_products.matmul, plans_products.grouped_matmul)
     for plan in plans:
@@ -126,11 +126,10 @@ def test_many_rows_of_every_format_and_ragged_extents(sm90: str, fmt: str) -> No
 
 
 @pytest.mark.parametrize("rows, depth", [(31, 96), pytest.param(3, 64 * 4, marks=pytest.mark.slow)])
-def test_rows_by_way_of_registers(
-    sm90: str, monkeypatch: pytest.MonkeyPatch, rows: int, depth: int
+def test_gathered_rows_of_tiles_that_are_no_multiple_of_16(
+    sm90: str, rows: int, depth: int
 ) -> None:
     """Tiles of 24 rows, a depth that ends in the middle of a step, and every parity."""
-    monkeypatch.setattr(plans_prepared, "BRING", "registers")
     indices = np.random.default_rng(3).permutation(rows).astype(np.int32)
     offsets = np.array([0, rows - 1, rows], np.int32)
     a = integers((rows, depth), 2)
@@ -138,11 +137,7 @@ def test_rows_by_way_of_registers(
     check(sm90, a, weights("mxfp4", 2, 40, depth), **options)
 
 
-def test_rows_that_go_backwards_are_not_brought_by_registers(
-    sm90: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Their distance is no number of 32 bits."""
-    monkeypatch.setattr(plans_prepared, "BRING", "registers")
+def test_rows_that_go_backwards(sm90: str) -> None:
     check(sm90, integers((3, 32), 2)[::-1], weights("mxfp4", 8, 32), checks=False)
 
 

@@ -36,7 +36,7 @@ SMALL = (5, (5, 0, 3))
 @pytest.fixture(params=KERNELS)
 def kernel(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:
     """The kernel that makes whatever product."""
-    monkeypatch.setattr(plans_prepared, "MANY_ROWS", 0)
+    monkeypatch.setattr(plans_prepared, "many_rows", lambda **_: 0)
     monkeypatch.setattr(plans_prepared, "MOST_STAGES", 3)
     with ExitStack() as stack:
         if request.param == "sm100":

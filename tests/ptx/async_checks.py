@@ -15,6 +15,7 @@ from tests.ptx.async_kernels import (
     GROUP_PRODUCT_REGISTERS,
     LOAD_MATRICES,
     PIPELINE,
+    STORE_MATRICES,
     TENSOR_COPY,
     TENSOR_TILE,
     warp_program,
@@ -166,6 +167,15 @@ def check_load_matrices(place: Place) -> None:
     turned = np.ascontiguousarray(matrices.transpose(0, 2, 1)).reshape(4, 64).view(np.uint32)
     want = [plain[:1], turned[:1], plain[:2], turned[:2], plain, turned]
     assert np.array_equal(place.host(out), np.concatenate(want))
+
+
+def check_store_matrices(place: Place) -> None:
+    x = np.random.default_rng(7).integers(0, 1 << 32, 128, np.uint32)
+    out = place.array(np.full(128, POISON, np.uint32))
+    place.run(STORE_MATRICES.program(), 32, 512, {"x": place.array(x), "out": out}, "x", "out")
+    want = np.empty((32, 4), np.uint32)
+    want[(np.arange(32) * 5 + 3) % 32] = x.reshape(32, 4)
+    assert np.array_equal(place.host(out).reshape(32, 4), want)
 
 
 def _map(place: Place, array: Any, kind: str, rows: int, depth: int, swizzle: int) -> TensorMap:

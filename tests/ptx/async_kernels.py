@@ -45,6 +45,7 @@ from nvfp4.ptx.mma import (
     mma_m16n8k16_f16,
     mma_m16n8k32_e4m3,
     mma_m16n8k32_e5m2,
+    stmatrix_x4,
 )
 from nvfp4.ptx.tma import (
     fence_tensormap_acquire,
@@ -353,6 +354,20 @@ def load_matrices(x, out):
 
 
 LOAD_MATRICES = Kernel("load_matrices", load_matrices, ("u32*", "u32*"), threads=32)
+
+
+def store_matrices(x, out):
+    """Four matrices, each row where a permutation of 32 rows has it."""
+    base = shared_base()
+    lane = cuda.threadIdx.x
+    row = base + 16 * ((lane * 5 + 3) & 31)
+    stmatrix_x4(row, x[lane], x[32 + lane], x[64 + lane], x[96 + lane])
+    cuda.syncthreads()
+    for word in range(4):
+        out[32 * word + lane] = ld_shared_u32(base + 128 * word + 4 * lane)
+
+
+STORE_MATRICES = Kernel("store_matrices", store_matrices, ("u32*", "u32*"), threads=32)
 
 
 # Products of a warpgroup -------------------------------------------------------------------------

@@ -63,6 +63,11 @@ def test_ldmatrix_gives_lanes_rows_and_with_trans_columns():
 
 
 @schedules
+def test_stmatrix_puts_every_row_where_its_lane_says(schedule):
+    checks.check_store_matrices(place(schedule))
+
+
+@schedules
 @pytest.mark.parametrize("kind", kernels.KINDS)
 def test_a_warpgroups_product_equals_numpys(schedule, kind):
     checks.check_group_product(place(schedule), kind, 24)

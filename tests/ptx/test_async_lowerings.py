@@ -58,6 +58,7 @@ SASS = {
     "ldmatrix_x1_trans": "LDSM.16.MT88",
     "ldmatrix_x2_trans": "LDSM.16.MT88.2",
     "ldmatrix_x4_trans": "LDSM.16.MT88.4",
+    "stmatrix_x4": "STSM.16.M88.4",
     "mma_m16n8k16_bf16": "HMMA.16816.F32.BF16",
     "mma_m16n8k16_f16": "HMMA.16816.F32",
     "mma_m16n8k32_e4m3": "HMMA.16816.F32",
