@@ -19,7 +19,7 @@ from .driver import LaunchConfig, LaunchFunction, LoadedKernel, check
 
 if TYPE_CHECKING:
     from .launch import Launch
-    from .tensor_maps import DeviceMaps
+    from .tensor_maps import DeviceMaps, MapOf
 
 __all__ = ["Card", "bits", "picker"]
 
@@ -111,9 +111,11 @@ class Card:
         kernel = launch.program.kernel
         self.names = launch.names
         names = (*self.names, *[name for name, _ in launch.maps])
-        self._maps = None
+        self._maps: tuple[DeviceMaps, list[tuple[MapOf, int, dict[int, int]]]] | None = None
         if maps is not None:
-            self._maps = maps, [(one, self.names.index(one.buffer)) for _, one in launch.maps]
+            # Of each map also where it is by the buffer's address: maps stay, and hashing what one
+            # says takes longer than the rest of packing.
+            self._maps = maps, [(one, self.names.index(one.buffer), {}) for _, one in launch.maps]
         self._launch, self._ordinal, self._kernel = launch, ordinal, loaded.handle
         self._function = LaunchFunction()
         self._submit = self._function.call
@@ -139,7 +141,14 @@ class Card:
         """The kernel's parameters; ValueError: one cannot hold its value."""
         if self._maps is not None:
             maps, wanted = self._maps
-            values = (*values, *[maps.address(one, values[at]) for one, at in wanted])
+            places = []
+            for one, at, known in wanted:
+                buffer = values[at]
+                place = known.get(buffer)
+                if place is None:
+                    place = known[buffer] = maps.address(one, buffer)
+                places.append(place)
+            values = (*values, *places)
         try:
             return self._pack(*self._pick((*values, *self._constants)))
         except (struct.error, OverflowError):

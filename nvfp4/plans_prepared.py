@@ -224,7 +224,8 @@ def prefill(
     if matrices is not None:
         choice = None
         many = 0 if matrices * ceil_div(columns, 256) >= INVARIANT_TILES else rows + 1
-    if mean < many or experts == 0 or constants["INPUT"] != "bfloat16":
+    nothing = not (experts and columns and depth)  # of which there is no tensor map
+    if mean < many or nothing or constants["INPUT"] != "bfloat16":
         return None
     halves = constants["PAIR"] == "halves"
     narrow = constants.get("COMPUTE") == "fp8"

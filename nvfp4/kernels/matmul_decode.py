@@ -521,7 +521,7 @@ def matmul_decode(
     other = add_u32(turn, TEAM * sum_bytes())
     item = add_u32(mul_u32(u32_of_i64(cuda.blockIdx.x), WARPS // TEAM), team)
     beyond = mul_u32(u32_of_i64(cuda.gridDim.x), WARPS // TEAM)
-    if lt_u32(item, items):
+    if lt_u32(item, items) and ne_u32(steps, 0):
         # Weights are always on their way: a step's registers take a later step's as soon as they
         # are used, those of the next item while the sums of this one are made ready.
         here = at_pass(locate(item, across, ranges, lane), 0)

@@ -252,6 +252,23 @@ def test_without_experts_there_is_nothing_to_read(options: dict[str, Any]) -> No
     assert not (got.dequantize() if "out_dtype" in options else got.astype(np.float32)).any()
 
 
+@pytest.mark.parametrize("name", list(KERNELS))
+def test_without_depth_there_is_nothing_to_read_and_the_sums_are_zero(
+    monkeypatch: pytest.MonkeyPatch, name: str
+) -> None:
+    """Tensor maps have no empty extents: such products are made by the kernel without maps."""
+    monkeypatch.setattr(plans_prepared, "many_rows", lambda **_: KERNELS[name])
+    b = nvfp4.prepare_weights(nvfp4.quantize(np.zeros((32, 0), np.float32), "mxfp4"))
+    for rows in (1, 20):
+        out = aligned(np.full((rows, 32), np.nan, np.float32))
+        with nvfp4.simulate("sm_90a"):
+            nvfp4.matmul(np.zeros((rows, 0), BF16), b, out=out, out_dtype="float32")
+        assert not out.any() and not np.signbit(out).any()
+    b = nvfp4.prepare_weights(nvfp4.quantize(np.zeros((0, 64), np.float32), "mxfp4"))
+    with nvfp4.simulate("sm_90a"):
+        assert nvfp4.matmul(np.zeros((20, 64), BF16), b).shape == (20, 0)
+
+
 def test_nothing_but_rows_of_no_range(kernel: str) -> None:
     offsets = np.zeros(3, np.int32)
     out = check(kernel, integers((6, 32), 17), weights("mxfp4", 2, 24, 32), row_offsets=offsets)
