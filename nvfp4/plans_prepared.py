@@ -139,7 +139,7 @@ def _check_pairs(constants: Mapping[str, Any], columns: int) -> None:
 #: Rows of a range, in the mean, from which on ``kernels.matmul_sm90`` is faster: where tiles of 16
 #: rows are at least so many for each multiprocessor. (Its blocks do not share the depth: with few
 #: tiles some multiprocessors have none.) Measured on an H200.
-MANY_ROWS = ((6, 4), (3, 14), (0, 24))
+MANY_ROWS = ((10, 4), (3, 14), (0, 24))
 #: The same of a dense product whose columns alone fill the card, and of one where they do not.
 MANY_ROWS_DENSE = (42, 196)
 #: Rows of a tile that registers allow, by weights: of four bits, of eight.
