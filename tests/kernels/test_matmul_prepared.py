@@ -83,6 +83,7 @@ def check(
     out_dtype: str = "float32",
     schedule: Any = "round_robin",
     checks: bool = True,
+    processors: int = 132,
     **options: Any,
 ) -> np.ndarray:
     """Multiply by `b` as it is and prepared, over poison, on the simulated machine."""
@@ -95,6 +96,7 @@ def check(
     names = []
     machine: Any
     with nvfp4.simulate("sm_90a", schedule=schedule, checks=checks) as machine:
+        machine.processors = processors
         run = machine.run
 
         def noted(*args: Any, **named: Any) -> Any:
@@ -152,6 +154,103 @@ def test_several_tiles_of_rows_and_of_columns(kernel: str) -> None:
     check(kernel, integers((rows, 32), 4), weights("mxfp4", 40, 32), out_dtype="bfloat16")
     few: dict[str, Any] = {"out_dtype": "float16", "checks": kernel == "decode"}
     check(kernel, integers((2, 32), 4), weights("mxfp4", 300, 32), **few)
+
+
+@pytest.mark.parametrize("two, depth, stages", [(0, 96, 3), (32, 32, 2)])
+def test_a_block_makes_several_tiles_one_after_the_other(
+    sm90: str, monkeypatch: pytest.MonkeyPatch, two: int, depth: int, stages: int
+) -> None:
+    """A card of one multiprocessor: rings go on from tile to tile, of several matrices.
+
+    With one block of it, two steps a tile in three stages; with two, fewer steps than teams.
+    """
+    monkeypatch.setattr(plans_prepared, "TOKENS_OF_TWO", two)
+    monkeypatch.setattr(plans_prepared, "MOST_STAGES", stages)
+    offsets = np.array([0, 3, 3, 20, 21, 22], np.int64)
+    options: dict[str, Any] = {"row_offsets": offsets, "out_dtype": "bfloat16"}
+    options["expert_ids"] = np.array([1, 1, 0, -1, 0], np.int32)
+    b = weights("mxfp4", 2, 40, depth)
+    out = check(sm90, integers((22, depth), 4), b, processors=1, **options)
+    assert out[[0, 2, 3, 19, 21]].any(axis=1).all()
+
+
+@pytest.mark.parametrize("columns, halves", [(288, True), (260, False)])
+def test_pairs_of_more_columns_than_a_tile_has(sm90: str, columns: int, halves: bool) -> None:
+    """Gate and up of halves come from boxes far apart, of which the last one is not full."""
+    options: dict[str, Any] = {"epilogue": SWIGLU(halves=halves), "out_dtype": "bfloat16"}
+    b = weights("nvfp4", columns, 32)
+    check(sm90, integers((2, 32), 7), b, checks=False, processors=1, **options)
+
+
+def test_an_epilogue_of_columns_that_are_no_multiple_of_four_reads_no_more(sm90: str) -> None:
+    """Out of bounds is an error of the simulated machine."""
+    bias = nvfp4.epilogues.bias(np.arange(33, dtype=np.float32))
+    check(sm90, integers((3, 32), 7), weights("mxfp4", 33, 32), epilogue=bias)
+
+
+def test_rows_of_a_tile_of_128(sm90: str) -> None:
+    """All eight loads of a lane and all pieces of the results; 97 rows are a tile of 104."""
+    for rows in (128, 97):
+        check(sm90, integers((rows, 32), 4), weights("mxfp4", 16, 32), checks=False)
+
+
+@pytest.mark.parametrize(
+    "rows, columns, groups, kernel",
+    [
+        # Dense: from 42 rows on if columns alone make tiles for three quarters of 132, else 196.
+        *((41, 99 * 256, None, "decode"), (42, 99 * 256, None, "sm90")),
+        *((195, 98 * 256, None, "decode"), (196, 98 * 256, None, "sm90")),
+        # Rows of a range, by tiles for each multiprocessor: ten and more, three and more, fewer.
+        *((4 * 128 - 1, 11 * 256, 128, "decode"), (4 * 128, 11 * 256, 128, "sm90")),
+        *((14 * 64 - 1, 7 * 256, 64, "decode"), (14 * 64, 7 * 256, 64, "sm90")),
+        *((24 * 8 - 1, 16 * 256, 8, "decode"), (24 * 8, 16 * 256, 8, "sm90")),
+    ],
+)
+def test_which_kernel_makes_products_of_how_many_rows(
+    rows: int, columns: int, groups: int | None, kernel: str
+) -> None:
+    facts: dict[str, Any] = {**FACTS, "columns": columns}
+    plan: Any = plans_products.matmul
+    if groups:
+        plan = plans_products.grouped_matmul
+        facts |= {"input_rows": rows, "experts": groups, "groups": groups, "a_row_stride": 32}
+        facts |= index_facts(np.zeros(groups + 1, np.int32), None, None, None)
+    (launch,) = plan("sm_90a", rows=rows, **facts)
+    assert launch.program.label.startswith(f"matmul_{kernel}"), launch.program.label
+
+
+def test_few_rows_of_many_ranges_have_no_more_tiles_than_rows() -> None:
+    """Rows decide how many matrices are read, where they are fewer."""
+    many: Any = plans_prepared.many_rows
+    assert many(rows=100, columns=1024, groups=1000, processors=132) == 14
+    assert many(rows=1000, columns=1024, groups=1000, processors=132) == 4
+
+
+@pytest.mark.parametrize("groups", [None, 2048])
+@pytest.mark.parametrize("fmt", FORMATS)
+def test_blocks_fit_into_the_shared_memory_of_a_multiprocessor(
+    sm90: str, monkeypatch: pytest.MonkeyPatch, fmt: str, groups: int | None
+) -> None:
+    """228 KiB, of which each block has one of its own; 227 a block at most."""
+    monkeypatch.undo()
+    monkeypatch.setattr(plans_prepared, "many_rows", lambda **_: 0)
+    facts: dict[str, Any] = {**FACTS, "columns": 1 << 17, "b_format": fmt}
+    plan: Any = plans_products.matmul
+    if groups:
+        plan = plans_products.grouped_matmul
+        facts |= {"experts": groups, "groups": groups, "a_row_stride": 32}
+        facts |= index_facts(np.zeros(groups + 1, np.int32), None, None, None)
+    for mean in (16, 32, 33, 128):
+        rows = mean * (groups or 1)
+        more = {"input_rows": rows} if groups else {}
+        (launch,) = plan("sm_90a", rows=rows, **facts, **more)
+        constants = dict(launch.program.constants)
+        blocks = constants["BLOCKS_PER_SM"]
+        assert blocks == (2 if constants["CHUNK"] <= 32 else 1)
+        assert launch.grid[0] == 132 * blocks
+        assert blocks * (launch.shared_bytes + 1024) <= 228 << 10
+        assert launch.shared_bytes <= 227 << 10
+        assert constants["STAGES"] >= 2
 
 
 def test_rows_of_float16_keep_all_their_bits(decode: str) -> None:
