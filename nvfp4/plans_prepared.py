@@ -10,10 +10,10 @@ from typing import Any, NamedTuple
 from .architectures import capability
 from .errors import UnsupportedError
 from .kernels.matmul_decode import shared_bytes
-from .kernels.matmul_sm90 import PRODUCER_WARPS
 from .kernels.matmul_sm90 import THREADS as THREADS_SM90
 from .kernels.matmul_sm90 import shared_bytes as shared_bytes_sm90
 from .kernels.prepared import HEADER
+from .kernels.sm90_quantized_rows import PRODUCER_WARPS
 from .kernels.sm90_weights import BOX
 from .launch import Launch
 from .program import Kernel
