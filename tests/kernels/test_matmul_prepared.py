@@ -267,6 +267,13 @@ def test_quantised_rows(kernel: str, fmt: str, layout: str) -> None:
     check(kernel, a, weights("nvfp4", 24, 96))
 
 
+def test_every_row_has_its_own_decode_scale(sm90: str) -> None:
+    """In both pieces of a tile's results."""
+    scales = np.exp2(np.arange(40) % 11 - 5).astype(np.float32)[:, None]
+    a = nvfp4.quantize(integers((40, 32), 6), "nvfp4", encode_scale=scales)
+    check(sm90, a, weights("mxfp4", 16, 32), checks=False)
+
+
 @pytest.mark.parametrize("halves", [True, False])
 def test_pairs_of_columns(kernel: str, halves: bool) -> None:
     options: dict[str, Any] = {"epilogue": SWIGLU(halves=halves), "out_dtype": "bfloat16"}
@@ -500,6 +507,12 @@ def test_a_plain_matrix_among_others(kernel: str) -> None:
             "expert_ids": np.array([1], np.int32),
         }
         check(kernel, integers((6, 64), 20), b, checks=False, **ids)
+
+
+def test_a_plain_matrix_of_more_columns_than_a_warpgroup_has(sm90: str) -> None:
+    b = weights("mxfp4", 136, 32, seed=19, scale_layout="linear")
+    b = with_scales(b, {(3, 0): 5, (130, 0): 250})
+    check(sm90, integers((1, 32), 20), b, checks=False)
 
 
 @pytest.mark.parametrize("change", [120, 150])
