@@ -1,7 +1,8 @@
 """A launch made ready for one device: its parameters as bytes, and the call of the driver.
 
 Everything that can be worked out beforehand is: a call copies the parameters to where the driver
-reads them, stores the stream, and goes.
+reads them, stores the stream, and goes. What is launched again with the same parameters on the same
+stream has a copy of its own of what the driver reads, and only goes.
 """
 
 from __future__ import annotations
@@ -92,6 +93,9 @@ def _call(launch: Launch, kernel: Any, function: LaunchFunction) -> _Call:
 
 _STREAM = LaunchConfig.stream.offset // 8
 
+#: Streams for which a bound launch keeps what the driver reads.
+_MOST_STREAMS = 8
+
 
 class Card:
     """A launch made ready for one device.
@@ -101,8 +105,8 @@ class Card:
     """
 
     __slots__ = (
-        "_alone", "_constants", "_free", "_function", "_kernel", "_launch", "_maps", "_ordinal",
-        "_pack", "_pick", "_submit", "names",
+        "_alone", "_constants", "_free", "_function", "_kernel", "_launch", "_maps", "_model",
+        "_ordinal", "_pack", "_pick", "_submit", "names",
     )  # fmt: skip
 
     def __init__(
@@ -136,6 +140,8 @@ class Card:
         self._pack = struct.Struct(layout if order else "8x").pack
         # Calls not in use. Popping and appending are atomic, so threads share it without a lock.
         self._free: list[_Call] = []
+        # The first of them, of which copies are made.
+        self._model: _Call | None = None
 
     def pack(self, values: Sequence[Any]) -> bytes:
         """The kernel's parameters; ValueError: one cannot hold its value."""
@@ -168,10 +174,35 @@ class Card:
         return packed
 
     def _new(self) -> _Call:
-        return _call(self._launch, self._kernel, self._function)
+        made = _call(self._launch, self._kernel, self._function)
+        if self._model is None:
+            self._model = made
+        return made
+
+    def _copy(self, parameters: bytes, stream: int) -> tuple[Any, ...]:
+        """What the driver's function takes for these parameters on this stream, now and later.
+
+        The driver only reads it, so threads may share it. The copy of the configuration points to
+        the attributes of the model, which lives as long as this object.
+        """
+        model = self._model or self._new()
+        config = (ctypes.c_uint64 * len(model[2])).from_buffer_copy(model[2])
+        config[_STREAM] = stream
+        count = len(parameters) // 8
+        memory = (ctypes.c_uint64 * (2 * count))()
+        start = ctypes.addressof(memory) + 8 * count
+        memory[:count] = range(start, start + 8 * count, 8)
+        ctypes.memmove(start, parameters, 8 * count)
+        return ctypes.byref(config), model[0][1], ctypes.byref(memory), None
 
     def __call__(self, parameters: bytes, stream: int) -> None:
         """Launch on the current device, which must be this one."""
+        status = self._submitted(parameters, stream)
+        if status != 0:
+            self._failed(status)
+
+    def _submitted(self, parameters: bytes, stream: int) -> int:
+        """The driver's answer to a launch on the current device."""
         try:
             call = self._free.pop()
         except IndexError:
@@ -181,8 +212,7 @@ class Card:
         config[_STREAM] = stream
         status = self._submit(*arguments)
         self._free.append(call)
-        if status != 0:
-            self._failed(status)
+        return status
 
     def bound(self, parameters: bytes) -> Callable[[int], None]:
         """What launches on a stream, whichever device is current.
@@ -190,10 +220,11 @@ class Card:
         All that it needs are variables of a closure: this is what calls that are repeated run, and
         half of the host's time that is not the driver's would be calls from one method to another.
         """
+        if self._alone and self._function.direct:
+            return self._bound_alone(parameters)
         free, new, failed, ordinal = self._free, self._new, self._failed, self._ordinal
         take, give = free.pop, free.append
-        submit, ask, alone = self._function.call, self._function.ask, self._alone
-        word = _STREAM
+        submit, ask, word = self._submit, self._function.ask, _STREAM
 
         def launch(stream: int = 0) -> None:
             try:
@@ -201,22 +232,52 @@ class Card:
             except IndexError:
                 call = new()
             arguments, memory, config, place, here, _ = call
-            # Where there is one device, it is current, or none, and then nothing is launched.
-            if alone or (ask(place) == 0 and here[0] == ordinal):
+            if ask(place) == 0 and here[0] == ordinal:
                 memory[:] = parameters
                 config[word] = stream
                 status = submit(*arguments)
-                if status == 0:
-                    give(call)
-                    return
-                if not alone or (ask(place) == 0 and here[0] == ordinal):
-                    give(call)
+                give(call)
+                if status != 0:
                     failed(status)
+                return
             give(call)
             with _driver.on_device(ordinal):
                 self(parameters, stream)
 
         return launch
+
+    def _bound_alone(self, parameters: bytes) -> Callable[[int], None]:
+        """`bound` where there is one device: it is current, or none, and then nothing runs."""
+        submit, submitted, failed = self._submit, self._submitted, self._failed_alone
+        copy, most = self._copy, _MOST_STREAMS
+        # Stream -> what the driver's function takes; None: there was one launch on it. Made with
+        # the second one: addresses that never come back are not worth it.
+        known: dict[int, tuple[Any, ...] | None] = {}
+        find = known.get
+
+        def launch(stream: int = 0) -> None:
+            arguments = find(stream)
+            if arguments is not None:
+                status = submit(*arguments)
+            else:
+                if stream in known:
+                    known[stream] = copy(parameters, stream)
+                else:
+                    if len(known) >= most:
+                        known.clear()
+                    known[stream] = None
+                status = submitted(parameters, stream)
+            if status != 0:
+                failed(status, parameters, stream)
+
+        return launch
+
+    def _failed_alone(self, status: int, parameters: bytes, stream: int) -> None:
+        """Launch anew if the only device was not current."""
+        if _driver.current_ordinal() == self._ordinal:
+            self._failed(status)
+        with _driver.on_device(self._ordinal):
+            self(parameters, stream)
 
     def _failed(self, status: int) -> None:
         launch = self._launch

@@ -340,6 +340,8 @@ class LaunchFunction:
     ----------
     call
         Takes what `arguments` gives, and returns the status as an int.
+    direct
+        Whether it is the library's, which is given pointers and not the binding's objects.
     ask
         ``cuCtxGetDevice``: takes what ``ctypes.byref`` makes of a ``c_int``, and returns the
         status.
@@ -348,7 +350,7 @@ class LaunchFunction:
     def __init__(self) -> None:
         binding = driver()
         library = _library(binding)
-        self._direct = library is not None
+        self.direct = library is not None
         self.call: Callable[..., int]
         self.ask: Callable[[Any], int]
         if library is not None:
@@ -365,7 +367,7 @@ class LaunchFunction:
 
     def arguments(self, config: Any, kernel: Any, parameters: int) -> tuple[Any, ...]:
         """Of a configuration, a kernel and the address of its parameters' addresses."""
-        if self._direct:
+        if self.direct:
             # Pointers ready to be passed: numbers would be made into such by each call.
             return *map(_pointer, (int(config.getPtr()), int(kernel), parameters)), None
         return config, kernel, parameters, 0

@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
+import dis
+import functools
 import weakref
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from operator import attrgetter
 from types import CodeType, FunctionType, ModuleType
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
 
-__all__ = ["Epilogue", "EpilogueCode", "compiled_alike"]
+__all__ = ["Epilogue", "EpilogueCode", "compiled_alike", "seen_function"]
 
 
 class EpilogueCode:
@@ -107,10 +109,18 @@ def compiled_alike(fn: FunctionType) -> object:
                     return compiled
             except (KeyError, ValueError):  # a variable is gone
                 pass
-    return _look_anew(fn)
+    return _look_anew(fn)[-1]
 
 
-def _look_anew(fn: FunctionType) -> _Compiled:
+def seen_function(fn: FunctionType) -> _Seen:
+    """What :func:`compiled_alike` keeps of a function, as of now; the last of it is its result."""
+    compiled = compiled_alike(fn)
+    seen = _seen.get(id(fn))
+    # Another thread may have dropped it, or looked at another time.
+    return seen if seen is not None and seen[-1] is compiled else _look_anew(fn)
+
+
+def _look_anew(fn: FunctionType) -> _Seen:
     identity = _identity(fn, ())
     compiled = _compiled.get(identity)
     if compiled is None:
@@ -121,8 +131,8 @@ def _look_anew(fn: FunctionType) -> _Compiled:
         _seen.clear()
     key = id(fn)
     gone = weakref.ref(fn, lambda _: _seen.pop(key, None))
-    _seen[key] = gone, fn.__code__, fn.__defaults__, _reached(fn), compiled
-    return compiled
+    seen = _seen[key] = gone, fn.__code__, fn.__defaults__, _reached(fn), compiled
+    return seen
 
 
 def _reached(fn: FunctionType) -> tuple[Any, ...]:
@@ -159,13 +169,25 @@ def _global_names(function: FunctionType) -> set[str]:
 
 
 def _names(function: FunctionType) -> set[str]:
-    """Names in a function's code that may be globals (or attributes)."""
+    """Names in a function's code that may be globals."""
     codes, names = [function.__code__], set()
     while codes:
         code = codes.pop()
-        names |= set(code.co_names)
+        names |= _variables(code)
         codes += [item for item in code.co_consts if isinstance(item, CodeType)]
     return names
+
+
+@functools.lru_cache(maxsize=_MOST)
+def _variables(code: CodeType) -> frozenset[str]:
+    """Names that a code's instructions use, but for attributes: those of `np.float32` are `np`."""
+    if not code.co_names:
+        return frozenset()
+    return frozenset(
+        one.argval
+        for one in dis.get_instructions(code)
+        if one.opcode in dis.hasname and "ATTR" not in one.opname and one.opname != "LOAD_METHOD"
+    )
 
 
 @dataclass(frozen=True, init=False, eq=False)
@@ -217,6 +239,8 @@ class Epilogue:
     pair: bool
     halves: bool
     axes: tuple[str, ...] | None
+    #: What ``api._repeat`` found of function and arrays, and where.
+    _seen: ClassVar[Any] = None
 
     def __init__(
         self,
@@ -259,6 +283,10 @@ class Epilogue:
         object.__setattr__(self, "pair", bool(pair))
         object.__setattr__(self, "halves", bool(halves))
         object.__setattr__(self, "axes", axes)
+
+    # What was seen is of this process and these arrays: a copy or a pickle is looked at anew.
+    def __getstate__(self) -> dict[str, Any]:
+        return {name: value for name, value in self.__dict__.items() if not name.startswith("_")}
 
     def code(self, dtypes: tuple[str, ...]) -> EpilogueCode:
         """What plans and compilation see of it; `dtypes` are those of its arrays."""

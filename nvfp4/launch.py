@@ -238,11 +238,15 @@ class Prepared:
         ValueError
             A parameter cannot hold its number.
         """
-        bound = [(card, card.pack(pick(values))) for card, pick in self._cards]
+        bound = [card.bound(card.pack(pick(values))) for card, pick in self._cards]
         if len(bound) == 1:  # most calls are one launch
-            ((card, parameters),) = bound
-            return card.bound(parameters)
-        return _Chain(self.device, bound)
+            return bound[0]
+
+        def launch(stream: int = 0) -> None:
+            for one in bound:
+                one(stream)
+
+        return launch
 
     def __call__(self, values: Sequence[int | float], stream: int = 0) -> None:
         """Launch, all on one stream.
@@ -255,26 +259,6 @@ class Prepared:
             A ``CUstream``'s handle; 0 is the legacy default stream.
         """
         self.bind(values)(stream)
-
-
-class _Chain:
-    """Several launches with their arguments, or none."""
-
-    __slots__ = ("_device", "_launches")
-
-    def __init__(self, device: int, launches: Sequence[tuple[Card, bytes]]) -> None:
-        self._device = device
-        self._launches = launches
-
-    def __call__(self, stream: int = 0) -> None:
-        """Launch, all on one stream."""
-        if current_ordinal() == self._device:
-            for card, parameters in self._launches:
-                card(parameters, stream)
-        elif self._launches:
-            with on_device(self._device):
-                for card, parameters in self._launches:
-                    card(parameters, stream)
 
 
 def prepare(launches: Iterable[Launch], device: int | None = None, *, stream: int = 0) -> Prepared:

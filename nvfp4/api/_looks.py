@@ -3,7 +3,8 @@
 A *look* at an argument is hashable: of an array its address alone. The metadata of all arrays of a
 call are then compared at once, by code of their library (:func:`watched`), because in Python the
 same costs several times as much. Any of it may have changed in place, so nothing is taken from an
-array's identity. A look that cannot be had raises an error.
+array's identity. What holds arrays, a QTensor or an epilogue, keeps what was found of them the last
+time, and where they were: that is looked at again. A look that cannot be had raises an error.
 
 :func:`describe` says what plans depend on: metadata, apart from addresses and numbers.
 """
@@ -21,11 +22,13 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from .._card import bits, picker
-from ..epilogue import Epilogue, compiled_alike
+from ..driver import count_devices
+from ..epilogue import Epilogue, compiled_alike, seen_function
+from ..errors import ToolchainError
 from ..tensor import QTensor
 from ._encode import SMALLEST
 
-__all__ = ["LIBRARIES", "LOOKS", "Library", "describe", "forget", "learn", "watched"]
+__all__ = ["LIBRARIES", "LOOKS", "Library", "Watched", "describe", "forget", "learn", "watched"]
 
 _FLT_MAX = 3.4028234663852886e38
 _MOST = 4096
@@ -34,12 +37,18 @@ _MOST = 4096
 #: whether arrays have the same.
 Alike = tuple[Callable[[Any], Any], list[Any]] | tuple[None, Callable[..., bool]]
 
+#: What finds the arrays among a call's arguments; which argument is an epilogue that has some; how
+#: arrays are compared with those of the call.
+Watched = tuple[Callable[[Any], tuple[Any, ...]], int | None, Callable[[Any], Any] | None, Any]
+
 
 class Library(NamedTuple):
     """How arrays of a library are looked at."""
 
     #: Of an array's class: the function that tells an array's address.
     address: Callable[[type], Callable[[Any], int]]
+    #: Of an array's class: what is equal as long as an array has the same memory.
+    memory: Callable[[type], Callable[[Any], Any]]
     #: Metadata of an array; an error if calls refuse it.
     facts: Callable[[Any], tuple[Any, ...]]
     #: Of arrays: how others are compared with them.
@@ -51,15 +60,30 @@ class Library(NamedTuple):
 # CuPy ---------------------------------------------------------------------------------------------
 
 _CUPY_ADDRESS = attrgetter("data.ptr")
+#: An object that says where the memory is and never changes.
+_CUPY_MEMORY = attrgetter("data")
 _CUPY_FACTS = attrgetter("dtype", "shape", "strides", "data.device_id")
 _CUPY_CONTIGUOUS = attrgetter("dtype", "shape", "_c_contiguous", "data.device_id")
+_CUPY_CONTIGUOUS_ALONE = attrgetter("dtype", "shape", "_c_contiguous")
 
 
 def _cupy_alike(arrays: tuple[Any, ...]) -> Alike:
-    # A flag is had in a third of the time of a tuple of strides.
+    # A flag is had in a third of the time of a tuple of strides; the device in another third, and
+    # where there is one, all arrays are on it.
     contiguous = all([getattr(array, "_c_contiguous", False) is True for array in arrays])
-    facts = _CUPY_CONTIGUOUS if contiguous else _CUPY_FACTS
+    facts: Callable[[Any], Any] = _CUPY_CONTIGUOUS if contiguous else _CUPY_FACTS
+    if contiguous and _devices() == 1:
+        facts = _CUPY_CONTIGUOUS_ALONE
     return facts, [*map(facts, arrays)]
+
+
+@functools.cache
+def _devices() -> int:
+    """How many GPUs this process sees; 0 without a driver."""
+    try:
+        return count_devices()
+    except ToolchainError:
+        return 0
 
 
 def _cupy_stream() -> Callable[[int], int]:
@@ -138,8 +162,15 @@ def _torch_stream() -> Callable[[int], int]:
 
 
 LIBRARIES = {
-    "cupy": Library(lambda kind: _CUPY_ADDRESS, _CUPY_FACTS, _cupy_alike, _cupy_stream),
+    "cupy": Library(
+        lambda kind: _CUPY_ADDRESS,
+        lambda kind: _CUPY_MEMORY,
+        _CUPY_FACTS,
+        _cupy_alike,
+        _cupy_stream,
+    ),
     "torch": Library(
+        lambda kind: kind.data_ptr,  # type: ignore[attr-defined]
         lambda kind: kind.data_ptr,  # type: ignore[attr-defined]
         _tensor_facts,
         _tensors_alike,
@@ -165,7 +196,8 @@ class _Held(_Same):
 
 
 _metadata: dict[Any, _Same] = {}
-_held: dict[Any, _Held] = {}
+#: Also of epilogues that compile alike, over the same memory.
+_held: dict[Any, _Same] = {}
 
 
 def _look_at_qtensor(q: QTensor) -> _Held:
@@ -174,7 +206,16 @@ def _look_at_qtensor(q: QTensor) -> _Held:
     if seen is not None:
         # One by one: as a list they cost half as much again.
         address, a, b, c, d, e, at_a, at_b, at_c, at_d, at_e, look = seen
-        if (
+        if address is None:  # CuPy: what `_CUPY_MEMORY` tells, in half the time
+            if (
+                a.data is at_a
+                and b.data is at_b
+                and c.data is at_c
+                and (d is None or d.data is at_d)
+                and (e is None or e.data is at_e)
+            ):
+                return look  # type: ignore[no-any-return]
+        elif (
             address(a) == at_a
             and address(b) == at_b
             and address(c) == at_c
@@ -189,10 +230,10 @@ def _look_at_qtensor(q: QTensor) -> _Held:
     same = _one_of(_metadata, (q.format, q.shape, q.scale_layout, decode, specs), _Same())
     pointers = [array.pointer for array in arrays if array is not None]
     found: _Held = _one_of(_held, (same, *pointers), _Held(same, pointers))
-    address = LIBRARIES[library].address(type(parts.codes.owner))
+    memory = LIBRARIES[library].memory(type(parts.codes.owner))
     owners = [None if array is None else array.owner for array in arrays]
-    places = [None if array is None else array.pointer for array in arrays]
-    q.__dict__["_seen"] = address, *owners, *places, found
+    places = [None if owner is None else memory(owner) for owner in owners]
+    q.__dict__["_seen"] = None if library == "cupy" else memory, *owners, *places, found
     return found
 
 
@@ -217,11 +258,43 @@ def _describe_number(value: Any, pointers: list[int], numbers: list[int]) -> Any
     return "positive number" if SMALLEST <= value <= _FLT_MAX else "any number"
 
 
-def _look_at_epilogue(epilogue: Epilogue) -> Any:
-    looks = [compiled_alike(epilogue.fn), epilogue.pair, epilogue.halves, epilogue.axes]
-    for array in epilogue.arrays:
-        looks.append(LOOKS[type(array)](array))  # noqa: PERF401 - a comprehension is a call
-    return tuple(looks)
+def _look_at_epilogue(epilogue: Epilogue) -> _Same:
+    """What is found by what it compiles to, as of now, and by where its arrays are."""
+    seen = epilogue._seen
+    if seen is not None:
+        fn, code, defaults, reached, memory, first, at_first, others, at_others, look = seen
+        # What `compiled_alike` would look at, which had to find the function first.
+        if (
+            fn.__code__ is code
+            and fn.__defaults__ is defaults
+            and (first is None or memory(first) == at_first)
+            and (others is None or [*map(memory, others)] == at_others)
+        ):
+            try:
+                for ask, at, value in reached:
+                    if ask(at) is not value:
+                        break
+                else:
+                    return look  # type: ignore[no-any-return]
+            except (KeyError, ValueError):  # a variable is gone
+                pass
+    fn, arrays = epilogue.fn, epilogue.arrays
+    _, code, defaults, reached, compiled = seen_function(fn)
+    kinds = [type(array) for array in arrays]
+    memory, first, at_first, others, at_others = None, None, None, None, None
+    if arrays:
+        (library,) = {_ARRAYS[kind] for kind in kinds}
+        memory = library.memory(kinds[0])
+        first, at_first = arrays[0], memory(arrays[0])
+    if arrays[1:]:
+        others, at_others = arrays[1:], [*map(memory, arrays[1:])]
+    pointers = [LOOKS[kind](array) for kind, array in zip(kinds, arrays, strict=True)]
+    key = compiled, epilogue.pair, epilogue.halves, epilogue.axes, *pointers
+    found: _Same = _one_of(_held, key, _Same())
+    epilogue.__dict__["_seen"] = (
+        fn, code, defaults, reached, memory, first, at_first, others, at_others, found,
+    )  # fmt: skip
+    return found
 
 
 def _describe_epilogue(epilogue: Epilogue, pointers: list[int], numbers: list[int]) -> Any:
@@ -287,7 +360,7 @@ def describe(value: Any, pointers: list[int], numbers: list[int]) -> Any:
     return _DESCRIBE[type(value)](value, pointers, numbers)
 
 
-def watched(arguments: tuple[Any, ...]) -> tuple[Callable[[Any], tuple[Any, ...]], Any, Any]:
+def watched(arguments: tuple[Any, ...]) -> Watched:
     """What finds the arrays of a call's arguments, and how others are compared with them.
 
     Not the arrays of QTensors, which were checked when the tensor was made: in other memory they
@@ -298,17 +371,14 @@ def watched(arguments: tuple[Any, ...]) -> tuple[Callable[[Any], tuple[Any, ...]
     ValueError
         Arrays of several libraries, or one that calls refuse.
     """
-    plain = picker([i for i, value in enumerate(arguments) if type(value) in _ARRAYS])
+    pick = picker([i for i, value in enumerate(arguments) if type(value) in _ARRAYS])
     epilogues = [i for i, value in enumerate(arguments) if type(value) is Epilogue and value.arrays]
-    pick = plain
+    at = None
+    arrays = pick(arguments)
     if epilogues:
         (at,) = epilogues
-
-        def pick(arguments: Any) -> tuple[Any, ...]:
-            return (*plain(arguments), *arguments[at].arrays)
-
-    arrays = pick(arguments)
+        arrays += arguments[at].arrays
     if not arrays:
-        return pick, None, lambda: True
+        return pick, None, None, lambda: True
     (library,) = {_ARRAYS[type(array)] for array in arrays}
-    return pick, *library.alike(arrays)
+    return pick, at, *library.alike(arrays)

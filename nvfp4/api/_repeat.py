@@ -23,7 +23,7 @@ from .._streams import given_stream
 from ..arrays import Array
 from ..tensor import QTensor
 from . import _looks
-from ._looks import LIBRARIES, LOOKS, describe, learn, watched
+from ._looks import LIBRARIES, LOOKS, Watched, describe, learn, watched
 from ._out import extent
 
 __all__ = ["Repeated", "forget", "remember", "repeat"]
@@ -39,7 +39,8 @@ _MOST_VIEWS = 4
 
 #: A call, all of it:
 #:
-#: * what finds, in its arguments, the arrays whose metadata may differ;
+#: * what finds, in its arguments, the arrays whose metadata may differ; which argument is an
+#:   epilogue with more of them, or None;
 #: * what tells an array's metadata, and the list of those of this call; or None, and what tells
 #:   whether arrays have them;
 #: * what launches it on a stream; what tells the current stream of a device; that device;
@@ -48,6 +49,7 @@ _MOST_VIEWS = 4
 #: A plain tuple, which is taken apart in a third of the time of a named one.
 _Call = tuple[
     Callable[[Any], tuple[Any, ...]],
+    int | None,
     Callable[[Any], Any] | None,
     Any,
     Callable[[int], None],
@@ -70,7 +72,7 @@ class _Plan(NamedTuple):
     stream: Callable[[int], int]
     device: int
     #: Of the first of these calls: what `watched` gave.
-    watched: tuple[Callable[[Any], tuple[Any, ...]], Any, Any]
+    watched: Watched
 
 
 #: Function, options and looks -> the newest call.
@@ -106,17 +108,20 @@ def repeat(call: Repeated, stream: Any) -> bool:
         key = tuple(looks)
         known = _calls.get(key)
         while known is not None:
-            pick, facts, wanted, launch, current, device, known = known
+            pick, at, facts, wanted, launch, current, device, known = known
+            arrays = pick(arguments)
+            if at is not None:
+                arrays += arguments[at].arrays
             if facts is None:
-                if wanted(*pick(arguments)):
+                if wanted(*arrays):
                     break
-            elif [*map(facts, pick(arguments))] == wanted:
+            elif [*map(facts, arrays)] == wanted:
                 break
         else:
             moved = _moved(key, call)
             if moved is None:
                 return False
-            _, _, _, launch, current, device, _ = moved
+            *_, launch, current, device, _ = moved
     except _UNLIKE:
         return False
     if stream is None:
@@ -167,12 +172,14 @@ def _keep(key: Any, call: Repeated, plan: _Plan, pointers: list[int], numbers: l
     others: Any = None
     for other in reversed(views(_calls.get(key))[: _MOST_VIEWS - 1]):
         others = (*other[:-1], others)
-    pick, facts, wanted = plan.watched
+    pick, at, facts, wanted = plan.watched
     arrays = pick(call[2])
+    if at is not None:
+        arrays += call[2][at].arrays
     if not (wanted(*arrays) if facts is None else [*map(facts, arrays)] == wanted):
         # The same to plans, but not to the library: strides of axes of one.
-        pick, facts, wanted = watched(call[2])
-    made = (pick, facts, wanted, plan.prepared.bind(values), plan.stream, plan.device, others)
+        pick, at, facts, wanted = watched(call[2])
+    made = (pick, at, facts, wanted, plan.prepared.bind(values), plan.stream, plan.device, others)
     if len(_calls) >= _MOST_CALLS:
         _calls.clear()
     _calls[key] = made
@@ -242,7 +249,7 @@ def _plan(
     arrays: list[Array],
     pointers: list[int],
     numbers: list[int],
-    metadata: tuple[Callable[[Any], tuple[Any, ...]], Any, Any],
+    metadata: Watched,
 ) -> _Plan | None:
     """Where the launches' values come from; None where one comes from elsewhere."""
     places = {pointer: pointers.index(pointer) for pointer in pointers}

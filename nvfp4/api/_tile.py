@@ -7,7 +7,7 @@ whose caller may say which. Results are the same but for the order of float32 su
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextvars import ContextVar
 
 __all__ = ["Tile", "asked", "asking"]
@@ -17,11 +17,8 @@ __all__ = ["Tile", "asked", "asking"]
 Tile = tuple[int, int, int, bool]
 
 _asked: ContextVar[Tile | None] = ContextVar("tile", default=None)
-
-
-def asked() -> Tile | None:
-    """What is asked for; None: nothing."""
-    return _asked.get()
+#: What is asked for; None: nothing. In C: a call that is repeated asks, too.
+asked: Callable[[], Tile | None] = _asked.get
 
 
 @contextlib.contextmanager

@@ -102,7 +102,8 @@ def matmul(
         There is no kernel for this GPU and these formats; ``compute="fp8"`` elsewhere than on
         sm_90a, or with other formats.
     """
-    _check_flag(batch_invariant)
+    if batch_invariant is not False:
+        _check_flag(batch_invariant)
     options = out_dtype, compute, batch_invariant
     again = "matmul", options, (a, b, alpha, epilogue, out, a_scale)
     if out is not None and repeat(again, stream):
@@ -191,7 +192,8 @@ def grouped_matmul(
     UnsupportedError
         There is no kernel for this GPU and these formats.
     """
-    _check_flag(batch_invariant)
+    if batch_invariant is not False:
+        _check_flag(batch_invariant)
     again = (
         "grouped_matmul",
         (out_dtype, compute, batch_invariant, asked()),

@@ -69,6 +69,7 @@ class CupyArray:
 
     def __init__(self, values: np.ndarray, device: int = 0) -> None:
         self.values, self._device = values, device
+        self._memory: tuple[Any, ...] = None, None
 
     @property
     def dtype(self) -> np.dtype:
@@ -88,7 +89,12 @@ class CupyArray:
 
     @property
     def data(self) -> _Memory:
-        return _Memory(self.values.__array_interface__["data"][0], self._device)
+        """The same object as long as the memory is, as CuPy's is."""
+        values, memory = self._memory
+        if values is not self.values:
+            memory = _Memory(self.values.__array_interface__["data"][0], self._device)
+            self._memory = self.values, memory
+        return memory
 
     def view(self, dtype: Any) -> CupyArray:
         return CupyArray(self.values.view(dtype), self._device)

@@ -235,6 +235,21 @@ def test_cupy_without_a_flag_for_contiguous_arrays_is_read_by_strides(
     same_as_alone(card, call, a=stubs.CupyArray(np.asfortranarray(a)))
 
 
+def test_where_there_is_one_device_all_else_of_cupys_arrays_is_looked_at(
+    card: Card, memory: Memory, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(_looks, "_devices", lambda: 1)
+    call = grouped_matmul(memory)
+    known(card, call)
+    for _, _, facts, *_ in _repeat._calls.values():
+        assert "data.device_id" not in str(facts)
+    for change in CHANGES.keys() - {"on another device"}:
+        for name in ("row_offsets", "expert_ids", "alpha", "out"):
+            changed = CHANGES[change](memory, call.arguments[name])
+            if name != "out" or changed is not None:
+                same_as_alone(card, call, **{name: changed})
+
+
 def test_a_number_equal_to_an_address_is_a_number(card: Card, memory: Memory) -> None:
     call = matmul(memory)
     scale = memory.put(np.float32(3))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Callable
 from types import FunctionType
 from typing import Any
@@ -9,12 +10,13 @@ from typing import Any
 import numpy as np
 import pytest
 
-from nvfp4 import epilogue
+import nvfp4
+from nvfp4 import Epilogue, epilogue
 from nvfp4.api import _repeat
 from nvfp4.epilogue import compiled_alike
 
 from .conftest import Card
-from .repeated import Made, Memory, known, matmul, outcome
+from .repeated import Made, Memory, add_array, known, matmul, outcome
 
 FACTOR: Any = 1
 FACTORS = (np.float32(2), (np.float32(3),))
@@ -82,21 +84,71 @@ def test_what_changed_is_noticed_and_so_is_that_it_changed_back(
     assert compiled_alike(function) is before
 
 
+@pytest.mark.parametrize("given", [function, Epilogue(function)], ids=["function", "Epilogue"])
 @pytest.mark.parametrize("change", CHANGES)
 def test_a_call_with_it_does_what_it_does_alone(
-    card: Card, memory: Memory, monkeypatch: pytest.MonkeyPatch, change: str
+    card: Card, memory: Memory, monkeypatch: pytest.MonkeyPatch, change: str, given: Any
 ) -> None:
     call = matmul(memory)
-    call = Made(call.function, {**call.arguments, "epilogue": function})
+    call = Made(call.function, {**call.arguments, "epilogue": given})
     known(card, call)
-    planned = len(card.planned)
     with monkeypatch.context() as patch:
         CHANGES[change](patch)
+        planned = len(card.planned)
         after = outcome(card, call)
         assert len(card.planned) > planned
+        planned = len(card.planned)
+        assert outcome(card, call) == after
+        assert len(card.planned) == planned
         _repeat.forget()
         epilogue._seen.clear()
         assert outcome(card, call) == after
+
+
+def add_three(value, row, column, expert, one, two, three):  # type: ignore[no-untyped-def]
+    return value + one[column] * two[column] * three[column]
+
+
+@pytest.mark.parametrize("count", [1, 3])
+def test_arrays_of_an_epilogue_that_got_other_memory_or_shape_are_noticed(
+    card: Card, memory: Memory, count: int
+) -> None:
+    arrays = [memory.put(np.ones(32, np.float32)) for _ in range(count)]
+    own = Epilogue(add_array if count == 1 else add_three, *arrays)
+    call = Made(nvfp4.matmul, {**matmul(memory).arguments, "epilogue": own})
+    for i, array in enumerate(arrays):
+        known(card, call)
+        before, moved = array.values, memory.put(array.values).values
+        array.values = moved
+        assert outcome(card, call)[1][f"epilogue_{i}"] == array.data.ptr
+        known(card, call)
+        for values in (moved.reshape(4, 8), moved.view(np.int32), moved):
+            array.values = values
+            after = outcome(card, call)
+            _repeat.forget()
+            assert outcome(card, call) == after
+        array.values = before
+        assert outcome(card, call)[1][f"epilogue_{i}"] == array.data.ptr
+
+
+def test_an_epilogue_that_was_used_may_be_copied(card: Card, memory: Memory) -> None:
+    """What was found of it knows a module, which cannot be copied, and where arrays were."""
+    own = Epilogue(add_array, memory.put(np.ones(32, np.float32)))
+    call = Made(nvfp4.matmul, {**matmul(memory).arguments, "epilogue": own})
+    known(card, call)
+    for made in (copy.copy(own), copy.deepcopy(own)):
+        assert vars(made).keys() == {"fn", "arrays", "pair", "halves", "axes"}
+        used = outcome(card, call, epilogue=made)
+        assert used[1]["epilogue_0"] == made.arrays[0].data.ptr
+
+
+def test_attributes_are_no_variables() -> None:
+    """`np.float32` reads `np` alone; names in functions inside count, too."""
+
+    def names(value, row, column, expert):  # type: ignore[no-untyped-def]
+        return [np.float32(helper(one)).clip(FACTOR) for one in FACTORS]
+
+    assert epilogue._names(names) == {"np", "helper", "FACTOR", "FACTORS"}  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize("value", [np.float32(3), True, None, 1.0])

@@ -207,18 +207,16 @@ class Library:
             *given_pointers, extra = pointers
             assert extra is None
             config, kernel, parameters = [ctypes.addressof(one._obj) for one in given_pointers]
-            given = real.CUlaunchConfig(_ptr=config)
-            memory = LaunchConfig.from_address(config)
-            attributes = memory.attributes
-            if memory.count:  # the object that is made of an address has no list of them
+            # Of a copy: the binding's object writes to it, and threads may share what is given.
+            copied = LaunchConfig.from_buffer_copy(LaunchConfig.from_address(config))
+            given = real.CUlaunchConfig(_ptr=ctypes.addressof(copied))
+            if copied.count:  # the object that is made of an address has no list of them
                 size = 72  # of a CUlaunchAttribute
                 given.attrs = [
-                    real.CUlaunchAttribute(_ptr=attributes + size * i)
-                    for i in range(memory.count)
+                    real.CUlaunchAttribute(_ptr=copied.attributes + size * i)
+                    for i in range(copied.count)
                 ]
-            status = int(driver.cuLaunchKernelEx(given, kernel, parameters, 0)[0])
-            memory.attributes = attributes
-            return status
+            return int(driver.cuLaunchKernelEx(given, kernel, parameters, 0)[0])
 
         def current(place: Any) -> int:
             status, device = driver.cuCtxGetDevice()

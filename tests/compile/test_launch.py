@@ -195,10 +195,14 @@ def test_bound_launches_go_to_their_device_whichever_is_current(
     assert fake.configs == 2
 
 
-def test_the_only_device_is_asked_for_where_none_is_current(fake: FakeDriver) -> None:
+@pytest.mark.parametrize("before", [0, 3])
+def test_the_only_device_is_asked_for_where_none_is_current(fake: FakeDriver, before: int) -> None:
     fake.count = 1
     bound = prepare([copy()], 0).bind((1, 2))
     asked: list[int] = []
+    for _ in range(before):
+        bound(3)
+    fake.launches.clear()
 
     def work() -> None:
         bound(3)
@@ -228,6 +232,66 @@ def test_a_bound_launch_that_fails_says_so_and_may_be_made_again(
     bound(3)
     assert [seen.parameters for seen in fake.launches] == [(1, 2, 9)]
     assert fake.configs == 1
+
+
+@pytest.mark.parametrize("count", [1, 2])
+def test_a_bound_launch_goes_to_any_stream_any_number_of_times(
+    fake: FakeDriver, count: int
+) -> None:
+    """Also to more streams than it keeps something for."""
+    fake.count = count
+    clustered = copy(cluster=(2, 1, 1))
+    bound = [prepare([clustered], 0).bind((value, value + 1)) for value in (0x10, 0x20)]
+    streams = [stream for _ in range(4) for stream in range(12)]
+    for stream in streams:
+        for one in bound:
+            one(stream)
+    for one in bound:
+        one()
+    streams.append(0)
+    assert [seen.stream for seen in fake.launches] == [one for one in streams for _ in bound]
+    assert [seen.parameters for seen in fake.launches] == [(16, 17, 9), (32, 33, 9)] * len(streams)
+    assert {(seen.device, seen.grid, seen.cluster) for seen in fake.launches} == {
+        (0, (2, 1, 1), (2, 1, 1))
+    }
+    assert fake.configs == 1
+
+
+@pytest.mark.parametrize("count", [1, 2])
+def test_a_bound_launch_that_fails_later_says_so(fake: FakeDriver, count: int) -> None:
+    fake.count = count
+    bound = prepare([copy()], 0).bind((1, 2))
+    for _ in range(3):
+        bound(3)
+    fake.broken["launch"] = real.CUresult.CUDA_ERROR_INVALID_VALUE
+    with pytest.raises(RuntimeError, match=r"launching reverse on device 0.*INVALID_VALUE"):
+        bound(3)
+    assert fake.attempts == 4
+    fake.broken.clear()
+    bound(3)
+    assert [seen.parameters for seen in fake.launches] == [(1, 2, 9)] * 4
+
+
+@pytest.mark.parametrize("count", [1, 2])
+def test_threads_that_share_a_bound_launch_do_not_mix_their_streams(
+    fake: FakeDriver, count: int
+) -> None:
+    fake.count, fake.slow = count, 0.0002
+    bound = prepare([copy()], 0).bind((1, 2))
+
+    def work(stream: int) -> None:
+        for _ in range(10):
+            bound(stream)
+            bound(100)
+
+    threads = [threading.Thread(target=work, args=(stream,)) for stream in range(6)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    seen = [one.stream for one in fake.launches]
+    assert sorted(seen) == sorted([*range(6)] * 10 + [100] * 60)
+    assert {one.parameters for one in fake.launches} == {(1, 2, 9)}
 
 
 def test_nothing_is_launched_where_there_is_nothing_to_do(fake: FakeDriver) -> None:
