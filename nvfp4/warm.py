@@ -400,6 +400,7 @@ def _matmul(
         out_dtype=out_dtype,
         epilogue=ready_epilogue(epilogue),
         compute=compute,
+        batch_invariant=batch_invariant,
     )
 
 
@@ -421,6 +422,8 @@ def _grouped_matmul(
     scale_layout: str = "tcgen",
     prepared: bool = False,
     compute: str | None = None,
+    batch_invariant: bool = False,
+    a_decode_scale: Any = None,
     b_decode_scale: Any = None,
 ) -> None:
     groups = groups or experts
@@ -430,8 +433,7 @@ def _grouped_matmul(
         ranges = {"row_counts": np.zeros(experts, index_dtype)}
     else:
         offsets = _offsets(row_indices or m, groups, index_dtype)
-        quantized = a in FORMATS or a == "mxfp8"
-        left = operand(a, (m, k), scale_layout, offsets if quantized else None)
+        left = _rows(a, (m, k), scale_layout, offsets, row_indices, _scale(a_decode_scale, groups))
         ranges = {
             "row_offsets": offsets,
             "expert_ids": np.arange(groups, dtype=index_dtype) if expert_ids else None,
@@ -448,7 +450,22 @@ def _grouped_matmul(
         out_dtype=out_dtype,
         epilogue=ready_epilogue(epilogue),
         compute=compute,
+        batch_invariant=batch_invariant,
     )
+
+
+def _rows(
+    kind: str,
+    shape: tuple[int, int],
+    scale_layout: str,
+    offsets: np.ndarray,
+    gathered: int,
+    decode_scale: Any,
+) -> Any:
+    """A of a grouped product: a format's rows have ranges of their own, unless gathered."""
+    if kind in FORMATS or kind == "mxfp8":
+        return _qtensor(kind, shape, scale_layout, None if gathered else offsets, decode_scale)
+    return _array(shape, kind)
 
 
 def _quantize_rows(dtype: str, shape: list[int]) -> None:

@@ -21,8 +21,8 @@ from ..formats import FORMATS
 from ..layouts import TILE_ROWS, scale_k_tiles, tcgen_offset, tile_starts
 from .devices import Device
 
-__all__ = ["check_products", "check_quantized", "sample_rows", "scale_offsets", "written_alike",
-           "written_alike_values"]  # fmt: skip
+__all__ = ["check_products", "check_quantized", "largest_error", "sample_rows", "scale_offsets",
+           "written_alike", "written_alike_values"]  # fmt: skip
 
 POISONS = (0xAA, 0x55)
 WHOLE = 1 << 20
@@ -180,7 +180,13 @@ def written_alike_values(device: Device, call: Callable[[], Any], out: Any) -> s
 
 
 def check_products(
-    got: np.ndarray, a: np.ndarray, b: np.ndarray, factor: float = 1.0, *, bits: int = 8
+    got: np.ndarray,
+    a: np.ndarray,
+    b: np.ndarray,
+    factor: float = 1.0,
+    *,
+    bits: int = 8,
+    fp8: bool = False,
 ) -> str:
     """Compare elements of a product with float64 sums.
 
@@ -195,6 +201,14 @@ def check_products(
         Of the decode scales.
     bits
         Significant bits of the output type: 8 for bfloat16.
+    fp8
+        The products were added by FP8 tensor cores, which on Hopper keep about 14 bits of a sum of
+        32 products and what was there before. 2^-10 sqrt(K) times the root of the squared products'
+        sum is some 15 times the deviation that this gives; an element of another place is off by
+        sqrt(2) times that root.
+
+    Source of the formulas: an estimate, of errors that are independent from step to step; not a
+    proven bound with `fp8`.
 
     Returns
     -------
@@ -203,17 +217,29 @@ def check_products(
     """
     left = a.astype(np.float64)
     right = b.astype(np.float64)
-    if right.ndim == 2:
-        exact = left @ right.T
-        size = np.abs(left) @ np.abs(right).T
-    else:
-        exact = np.einsum("rk,rck->rc", left, right)
-        size = np.einsum("rk,rck->rc", np.abs(left), np.abs(right))
-    exact, size = exact * factor, size * abs(factor)
+    exact = _sums(left, right) * factor
+    size = _sums(np.abs(left), np.abs(right)) * abs(factor)
     # One rounding to the output type, and float32 sums in any order.
     bound = np.abs(exact) * 2.0**-bits + size * 2.0**-24 * math.sqrt(a.shape[-1]) * 8
+    if fp8:
+        root = np.sqrt(_sums(left**2, right**2)) * abs(factor)
+        bound += root * 2.0**-10 * math.sqrt(a.shape[-1])
     error = np.abs(got.astype(np.float64) - exact)
     bad = ~(error <= bound)  # NaN, and poison, are bad too
     if bad.any():
         return f"WRONG: {int(bad.sum())} of {got.size} sampled elements are out of bounds"
     return f"{got.size} elements"
+
+
+def largest_error(got: np.ndarray, a: np.ndarray, b: np.ndarray) -> float:
+    """Of elements as :func:`check_products` has them, in units of the largest exact one."""
+    exact = _sums(a.astype(np.float64), b.astype(np.float64))
+    return float(np.abs(got.astype(np.float64) - exact).max() / np.abs(exact).max())
+
+
+def _sums(left: np.ndarray, right: np.ndarray) -> np.ndarray:
+    """Products of rows with all columns, or each with columns of its own."""
+    if right.ndim == 2:
+        made: np.ndarray = left @ right.T
+        return made
+    return np.einsum("rk,rck->rc", left, right)

@@ -1,9 +1,10 @@
-"""The suite ``grouped-matmul``: expert layers of known models, bfloat16 activations.
+"""The suite ``grouped-matmul``: expert layers of known models.
 
-Tokens are routed at random, to distinct experts each; weights are prepared once; routings and
-weights are rotated so that no weight is served from the second-level cache. Of an "up" projection
-the rows are gathered from the tokens by the kernel, of a "down" projection they are sorted
-beforehand. The floor counts the weights of the experts that are hit.
+Rows are of bfloat16, or of what else is asked for (``activations``). Tokens are routed at random,
+to distinct experts each; weights are prepared once; routings and weights are rotated so that no
+weight is served from the second-level cache. Of an "up" projection the rows are gathered from the
+tokens by the kernel, of a "down" projection they are sorted beforehand. The floor counts the
+weights of the experts that are hit.
 """
 
 from __future__ import annotations
@@ -18,17 +19,18 @@ import numpy as np
 from .. import api
 from ..formats import FORMATS, BlockFormat
 from ..tensor import QTensor
-from .correct import check_products, written_alike_values
-from .dense_products import FORMATS_BY_DEFAULT, Pace, one_call, timed_product
+from .activations import Case, Left, cases
+from .correct import written_alike_values
+from .dense_products import FORMATS_BY_DEFAULT, USUAL, Pace, one_call, timed_product
 from .report import failed, row, skipped
 from .run import Options, Run
 from .shapes import GROUPED_PRODUCTS, TOKENS, Layer
-from .targets import grouped_floor
+from .targets import Target, grouped_floor
 from .weights import bits_of, copies_of, prepared_copies, values_of
 
 __all__ = ["Routing", "calls", "measure", "routings"]
 
-GROUP = "Grouped products, bfloat16 activations"
+GROUP = "Grouped products"
 MOST_CALLS = 64
 
 
@@ -92,17 +94,40 @@ def calls(options: Options, layers: Iterable[Layer] = GROUPED_PRODUCTS) -> list[
     """What is called, as ``nvfp4 compile --shapes`` takes it."""
     made: list[dict[str, Any]] = []
     for fmt in options.chosen(FORMATS_BY_DEFAULT):
-        base = {"call": "grouped_matmul", "a": "bfloat16", "b": fmt, "prepared": True}
+        base = {"call": "grouped_matmul", "b": fmt, "prepared": True}
         base["b_decode_scale"] = "by_expert"  # as make_weights has it
-        made.append(base | dict(zip(("n", "k", "m", "experts"), _PROBE, strict=True)))
+        probe = dict(zip(("n", "k", "m", "experts"), _PROBE, strict=True))
+        made.append(base | {"a": "bfloat16"} | probe)
         for layer in layers:
-            shape = {"n": layer.columns, "k": layer.depth, "experts": layer.experts}
             for tokens in TOKENS:
-                if options.wants(layer.label(tokens)):
-                    rows = tokens * layer.top_k
-                    some = {"m": tokens, "row_indices": rows} if layer.gathered else {"m": rows}
-                    made.append(base | shape | some)
+                for case in wanted_cases(options, layer, tokens, fmt):
+                    product, *others = _calls(layer, tokens, case)
+                    made += [base | product, *others]
     return made
+
+
+def _calls(layer: Layer, tokens: int, case: Case) -> list[dict[str, Any]]:
+    """The product without its weights, and what makes its rows."""
+    rows = tokens * layer.top_k
+    product = {"n": layer.columns, "k": layer.depth, "experts": layer.experts, **case.called}
+    product |= {"m": tokens, "row_indices": rows} if layer.gathered else {"m": rows}
+    if case.rows.format is None:
+        return [product]
+    made = {"format": case.rows.name, "shape": [product["m"], layer.depth]}
+    if layer.gathered:
+        return [product | {"scale_layout": "linear"},
+                {"call": "quantize", "scale_layout": "linear", **made}]  # fmt: skip
+    return [product | {"a_decode_scale": "by_expert"},
+            {"call": "grouped_quantize", "groups": layer.experts, **made}]  # fmt: skip
+
+
+def wanted_cases(options: Options, layer: Layer, tokens: int, fmt: str) -> list[Case]:
+    """Kinds of rows and plans that are measured of a layer."""
+    return [
+        case
+        for case in cases(options.activations, options.batch_invariant)
+        if case.rows.takes(FORMATS[fmt]) and options.wants(layer.label(tokens) + case.suffix)
+    ]
 
 
 _PROBE = (1024, 2048, 64, 4)  # columns, depth, rows, experts
@@ -123,28 +148,23 @@ def probe(run: Run, fmt: BlockFormat) -> Pace:
 
 def measure(run: Run, layers: Iterable[Layer] = GROUPED_PRODUCTS) -> None:
     """Every layer that was asked for in every format; peers after them."""
-    wanted = [
-        (layer, tokens)
-        for layer in layers
-        for tokens in TOKENS
-        if run.options.wants(layer.label(tokens))
-    ]
+    layers = list(layers)
     paces: dict[str, Pace] = {}
-    for name, layer in in_order(
-        run.options.chosen(FORMATS_BY_DEFAULT), dict.fromkeys(layer for layer, _ in wanted)
-    ):
+    for name, layer in in_order(run.options.chosen(FORMATS_BY_DEFAULT), layers):
+        wanted = {t: wanted_cases(run.options, layer, t, name) for t in TOKENS}
+        if not any(wanted.values()):
+            continue
         if name not in paces:
             paces[name] = Pace()
             if not run.deadline.over():
                 run.say(f"{name}: how fast is a small product")
                 paces[name] = probe(run, FORMATS[name])
-        tokens = [t for one, t in wanted if one is layer]
-        _measure_layer(run, layer, tokens, FORMATS[name], paces[name])
+        _measure_layer(run, layer, wanted, FORMATS[name], paces[name])
         run.device.release()
     if run.options.peers and hasattr(run.device, "matmul"):
         from .peers_products import measure_peers
 
-        measure_peers(run, wanted)
+        measure_peers(run, [(layer, tokens) for layer in layers for tokens in TOKENS])
     run.sort()
 
 
@@ -154,47 +174,72 @@ def in_order(formats: Iterable[str], layers: Iterable[Layer]) -> list[tuple[str,
     return sorted(every, key=lambda one: not one[1].figures(one[0]))
 
 
-def _measure_layer(run: Run, layer: Layer, tokens: list[int], fmt: BlockFormat, pace: Pace) -> None:
+def _measure_layer(
+    run: Run, layer: Layer, wanted: dict[int, list[Case]], fmt: BlockFormat, pace: Pace
+) -> None:
     shape = (layer.experts, layer.columns, layer.depth)
     weights: list[QTensor] = []
     original: QTensor | None = None
-    for count in tokens:
-        label, target = layer.label(count), layer.target(fmt.name, count)
-        why = pace.too_long(float(count) * layer.top_k * layer.columns * layer.depth)
+    usual: dict[tuple[int, str], float] = {}  # seconds by tokens and kind of rows
+    for tokens, case in ((t, case) for t, some in wanted.items() for case in some):
+        group, label = case.rows.group(GROUP), layer.label(tokens) + case.suffix
+        target = _target(layer, fmt, tokens, case)
+        why = pace.too_long(float(tokens) * layer.top_k * layer.columns * layer.depth)
         if why:
-            run.add(skipped(GROUP, label, fmt.name, "nvfp4", why, target))
-        elif not run.late(GROUP, label, fmt.name, "nvfp4", target):
+            run.add(skipped(group, label, fmt.name, "nvfp4", why, target))
+        elif not run.late(group, label, fmt.name, "nvfp4", target):
             run.say(f"{label}: {fmt.name}")
-            if original is None:  # gigabytes: only where something is measured
-                copies = copies_of(fmt, shape)
-                weights, original = prepared_copies(run.device, fmt, shape, copies)
             try:
-                _measure_tokens(run, layer, count, fmt, pace, weights, original)
+                if original is None:  # gigabytes: only where something is measured
+                    copies = copies_of(fmt, shape)
+                    weights, original = prepared_copies(run.device, fmt, shape, copies)
+                plain = usual.get((tokens, case.rows.name)) if case.invariant else None
+                seconds = _measure_case(
+                    run, layer, tokens, fmt, case, pace, weights, original, plain
+                )
             except Exception as error:  # the other rows are worth having
-                run.add(failed(GROUP, label, fmt.name, error, target))
+                run.add(failed(group, label, fmt.name, error, target))
+            else:
+                usual.setdefault((tokens, case.rows.name), seconds)
+            run.device.release()
 
 
-def _measure_tokens(
+def _target(layer: Layer, fmt: BlockFormat, tokens: int, case: Case) -> Target | None:
+    """Those of the suite are of bfloat16 and block-scaled rows, and of the usual plan."""
+    asked = case.rows.targeted and not case.invariant
+    return layer.target(fmt.name, tokens) if asked else None
+
+
+def _measure_case(
     run: Run,
     layer: Layer,
     tokens: int,
     fmt: BlockFormat,
+    case: Case,
     pace: Pace,
     weights: list[QTensor],
     original: QTensor,
-) -> None:
+    plain: float | None,
+) -> float:
     device = run.device
     rows = tokens * layer.top_k
     input_rows = tokens if layer.gathered else rows
-    a = device.random(input_rows * layer.depth).reshape(input_rows, layer.depth)
+    x = device.random(input_rows * layer.depth).reshape(input_rows, layer.depth)
     out = device.full((rows, layer.columns), float("nan"), "bfloat16")
     chosen = routings(tokens, layer.experts, layer.top_k)
-    called = [
-        _bound(device, a, b, routing, layer.gathered, out) for b in weights for routing in chosen
-    ][:MOST_CALLS]
+    if layer.gathered:
+        lefts = [case.rows.dense(device, x, gathered=True)] * len(chosen)
+    else:
+        lefts = case.rows.sorted(device, x, [routing.offsets for routing in chosen])
+    bound = [
+        _arguments(device, left, routing, layer.gathered)
+        for left, routing in zip(lefts, chosen, strict=True)
+    ]
+    called = [_bound(a, b, more | case.more, out) for b in weights for a, more in bound]
+    called = called[:MOST_CALLS]
     work = float(rows) * layer.columns * layer.depth
     timing, _ = timed_product(run, called, pace, work)
-    checked = _checked(run, called[0], layer, a, original, chosen[0], out)
+    checked, note = _checked(run, called[0], layer, case, lefts[0], x, original, chosen[0], out)
     floor = grouped_floor(
         tokens=tokens,
         top_k=layer.top_k,
@@ -203,38 +248,54 @@ def _measure_tokens(
         hit=float(np.mean([r.hit for r in chosen])),
         bits=bits_of(fmt),
         gathered=layer.gathered,
+        input_bits=case.rows.bits,
+        flops=case.rows.flops(fmt),
     )
-    known = layer.figures(fmt.name).get(tokens)
-    note = "" if known is None else f"best bfloat16 peer on record: {known[2]:g} us"
+    if not note and not case.invariant:
+        note = _on_record(layer, fmt, tokens)
     run.add(
         row(
-            GROUP, layer.label(tokens), fmt.name, "nvfp4", timing, flops=2 * work, floor=floor,
-            target=layer.target(fmt.name, tokens), checked=checked, note=note,
+            case.rows.group(GROUP), layer.label(tokens) + case.suffix, fmt.name, "nvfp4", timing,
+            flops=2 * work, floor=floor, references={} if plain is None else {USUAL: plain},
+            target=_target(layer, fmt, tokens, case), checked=checked, note=note,
         )
     )  # fmt: skip
+    return timing.median
 
 
-def _bound(
-    device: Any, a: Any, b: QTensor, routing: Routing, gathered: bool, out: Any
-) -> Callable[[], Any]:
+def _on_record(layer: Layer, fmt: BlockFormat, tokens: int) -> str:
+    known = layer.figures(fmt.name).get(tokens)
+    return "" if known is None else f"best bfloat16 peer on record: {known[2]:g} us"
+
+
+def _arguments(
+    device: Any, left: Left, routing: Routing, gathered: bool
+) -> tuple[Any, dict[str, Any]]:
+    """A, and what stands beside it."""
     offsets = device.array(routing.offsets)
     indices = device.array(routing.tokens) if gathered else None
-    return lambda: api.grouped_matmul(a, b, row_offsets=offsets, row_indices=indices, out=out)
+    return left.a, {"row_offsets": offsets, "row_indices": indices, **left.more}
+
+
+def _bound(a: Any, b: QTensor, more: dict[str, Any], out: Any) -> Callable[[], Any]:
+    return lambda: api.grouped_matmul(a, b, out=out, **more)
 
 
 def _checked(
     run: Run,
     call: Callable[[], Any],
     layer: Layer,
-    a: Any,
+    case: Case,
+    left: Left,
+    x: Any,
     b: QTensor,
     routing: Routing,
     out: Any,
-) -> str:
+) -> tuple[str, str]:
     device = run.device
     wrong = written_alike_values(device, call, out)
     if wrong:
-        return f"WRONG: {wrong}"
+        return f"WRONG: {wrong}", ""
     rng = np.random.default_rng(0)
     total = routing.tokens.size
     rows = np.unique(np.concatenate([[0, total - 1], rng.integers(0, total, 4)]))
@@ -243,5 +304,5 @@ def _checked(
     )
     experts = np.searchsorted(routing.offsets, rows, side="right") - 1
     values = np.stack([values_of(device, b, columns, int(e)) for e in experts])
-    inputs = device.rows(a, routing.tokens[rows] if layer.gathered else rows)
-    return check_products(device.rows(out, rows)[:, columns], inputs, values)
+    source = routing.tokens[rows] if layer.gathered else rows
+    return case.rows.judged(device, left, x, source, device.rows(out, rows)[:, columns], values)

@@ -8,6 +8,7 @@ together take some 100 GB. Nothing may be timed meanwhile.
 
 from __future__ import annotations
 
+import itertools
 import math
 import time
 from collections.abc import Callable, Iterable
@@ -17,6 +18,7 @@ from multiprocessing import get_context
 import click
 
 from . import devices
+from .activations import Activations, chosen_kinds
 from .dense_products import FORMATS_BY_DEFAULT
 from .peers_products import chosen_peers, inputs
 from .report import Report
@@ -28,10 +30,10 @@ from .warmup import usable_cpus
 __all__ = ["build", "first_calls"]
 
 
-def first_calls(name: str, fmt: str, layer: Layer, counts: Iterable[int]) -> str:
+def first_calls(name: str, fmt: str, rows: str, layer: Layer, counts: Iterable[int]) -> str:
     """Make one call with every number of tokens; what went wrong, empty: nothing."""
     try:
-        options = Options(formats=(fmt,))
+        options = Options(formats=(fmt,), activations=(rows,))
         run = Run(devices.find_device(), options, Deadline(math.inf), Report("peers_build", {}))
         (peer,) = [p for p in chosen_peers(options) if (p.name, p.format) == (name, fmt)]
         made = peer.make(run, layer)
@@ -41,7 +43,8 @@ def first_calls(name: str, fmt: str, layer: Layer, counts: Iterable[int]) -> str
             made.bind(x, routings[0])()
             run.device.wait()
     except Exception as error:  # a peer's failure is a row of the benchmark's table, no more
-        return f"{layer.name}, {name} {fmt}: {type(error).__name__}: {' '.join(str(error).split())}"
+        what = f"{layer.name}{Activations(rows).suffix}, {name} {fmt}"
+        return f"{what}: {type(error).__name__}: {' '.join(str(error).split())}"
     return ""
 
 
@@ -70,16 +73,15 @@ def build(
         What did not work.
     """
     began = time.monotonic()
-    wanted = {layer: [t for t in TOKENS if options.wants(layer.label(t))] for layer in layers}
     compiling = [p for p in chosen_peers(options) if p.compiles]
-    tasks = [
-        (peer.name, peer.format, layer, counts)
-        for layer, counts in wanted.items()
-        for peer in compiling
-        if counts
-    ]
+    tasks = []
+    for layer, peer in itertools.product(layers, compiling):
+        suffix = peer.rows.suffix
+        counts = [t for t in TOKENS if options.wants(layer.label(t) + suffix)]
+        if counts:
+            tasks.append((peer.name, peer.format, peer.rows.name, layer, counts))
     # The largest first: their weights take longest to make.
-    tasks.sort(key=lambda task: -task[2].experts * task[2].columns * task[2].depth)
+    tasks.sort(key=lambda task: -task[3].experts * task[3].columns * task[3].depth)
     jobs = min(jobs or usable_cpus(), len(tasks))
     say(f"{len(tasks)} layers of peers in {jobs} processes")
     if jobs <= 1:
@@ -101,10 +103,17 @@ def build(
     "--format", "formats", multiple=True, type=click.Choice(FORMATS_BY_DEFAULT),
     help="Only this format. May be repeated.",
 )  # fmt: skip
+@click.option(
+    "--compute", multiple=True, type=click.Choice(["bfloat16", "fp8"]),
+    help="Peers of these rows, bfloat16 by default. May be repeated.",
+)  # fmt: skip
 @click.option("--jobs", type=click.IntRange(min=1), help="Processes; one a CPU.")
-def main(only: tuple[str, ...], formats: tuple[str, ...], jobs: int | None) -> None:
+def main(
+    only: tuple[str, ...], formats: tuple[str, ...], compute: tuple[str, ...], jobs: int | None
+) -> None:
     """Compile what peers are timed with in ``nvfp4 bench grouped-matmul``."""
-    build(Options(only, formats), jobs=jobs, say=lambda text: click.echo(text, err=True))
+    options = Options(only, formats, activations=chosen_kinds(compute=compute))
+    build(options, jobs=jobs, say=lambda text: click.echo(text, err=True))
 
 
 if __name__ == "__main__":

@@ -4,8 +4,13 @@
 * triton_kernels: ``matmul_ogs`` with MXFP4 weights in its Hopper layouts;
 * Humming: its layer with MXFP4 or NVFP4 weights and bfloat16 activations.
 
-The last two compile at their first calls: ``python -m nvfp4.bench.peers_build`` makes these calls
-ahead, a process a layer.
+Beside ``compute="fp8"``, on the same rows of e4m3 with one scale each, made beforehand as ours are:
+
+* PyTorch: ``torch._scaled_grouped_mm``, weights of e4m3 with one scale a row;
+* Humming: its layer with MXFP4 weights and activations of e4m3 by token.
+
+triton_kernels and Humming compile at their first calls: ``python -m nvfp4.bench.peers_build`` makes
+these calls ahead, a process a layer.
 
 Humming gathers rows where ours does; of the others they are sorted beforehand. Each is compared
 with sums in float32 on sampled rows; the largest difference stands in the table, in units of the
@@ -23,13 +28,15 @@ from typing import Any
 
 import numpy as np
 
+from .. import api
+from .activations import BFLOAT16, FP8, Activations
 from .dense_products import Pace, timed_product
 from .grouped_products import GROUP, MOST_CALLS, Routing, routings
 from .peers_quantizers import _installed
 from .report import row, skipped
 from .run import Options, Run
 from .shapes import Layer
-from .targets import grouped_floor
+from .targets import FLOPS, FLOPS_FP8, grouped_floor
 
 __all__ = ["Layered", "ProductPeer", "chosen_peers", "inputs", "measure_peers", "peers"]
 
@@ -48,12 +55,15 @@ class Layered:
         Of a weight.
     gathers
         Whether it gathers the rows of tokens itself, and so writes rows in the order of choices.
+    rows
+        From bfloat16 to what it multiplies.
     """
 
     bind: Callable[[Any, Routing], Callable[[], Any]]
     values: Callable[[int], Any]
     bits: float
     gathers: bool = False
+    rows: Callable[[Any], Any] = lambda x: x
 
 
 @dataclass(frozen=True)
@@ -69,12 +79,15 @@ class ProductPeer:
         Its weights of a layer.
     compiles
         Whether its first calls compile kernels, for seconds each.
+    rows
+        What it multiplies: beside which of ours it stands.
     """
 
     name: str
     format: str
     make: Callable[[Run, Layer], Layered]
     compiles: bool = True
+    rows: Activations = BFLOAT16
 
 
 def peers() -> Iterator[ProductPeer]:
@@ -84,17 +97,26 @@ def peers() -> Iterator[ProductPeer]:
     torch = importlib.import_module("torch")
     if hasattr(torch, "_grouped_mm"):
         yield ProductPeer("torch._grouped_mm", "bfloat16", _grouped_mm, compiles=False)
+    if hasattr(torch, "_scaled_grouped_mm"):
+        name = "torch._scaled_grouped_mm"
+        yield ProductPeer(name, "float8_e4m3", _scaled_grouped_mm, compiles=False, rows=FP8)
     if _installed("triton_kernels.matmul_ogs"):
         yield ProductPeer("triton_kernels", "mxfp4", _matmul_ogs)
     if _installed("humming.layer"):
         for fmt in ("mxfp4", "nvfp4"):
-            yield ProductPeer("Humming", fmt, functools.partial(_humming, fmt))
+            yield ProductPeer("Humming", fmt, functools.partial(_humming, fmt, BFLOAT16))
+        yield ProductPeer("Humming", "mxfp4", functools.partial(_humming, "mxfp4", FP8), rows=FP8)
 
 
 def chosen_peers(options: Options) -> list[ProductPeer]:
-    """Those with weights of the formats that were asked for, or in bfloat16."""
+    """Those of the kinds of rows asked for, with weights of the formats asked for or without."""
     formats = options.formats
-    return [p for p in peers() if not formats or p.format in ("bfloat16", *formats)]
+    own = ("bfloat16", "float8_e4m3", *formats)
+    return [
+        p
+        for p in peers()
+        if p.rows.name in options.activations and (not formats or p.format in own)
+    ]
 
 
 def in_passes(counts: Iterable[int]) -> list[tuple[int, ...]]:
@@ -112,24 +134,34 @@ def measure_peers(run: Run, wanted: Sequence[tuple[Layer, int]]) -> None:
     layers = dict.fromkeys(layer for layer, _ in wanted)
     for some in in_passes(tokens for _, tokens in wanted):
         for peer, layer in itertools.product(chosen, layers):
-            _measure_layer(run, layer, [t for t in some if (layer, t) in wanted], peer)
+            suffix = peer.rows.suffix
+            counts = [
+                t
+                for t in some
+                if (layer, t) in wanted and run.options.wants(layer.label(t) + suffix)
+            ]
+            _measure_layer(run, layer, counts, peer)
 
 
 def _measure_layer(run: Run, layer: Layer, counts: Sequence[int], peer: ProductPeer) -> None:
-    name, fmt = peer.name, peer.format
-    counts = [t for t in counts if not run.late(GROUP, layer.label(t), fmt, name)]
+    def place(tokens: int) -> tuple[str, str, str, str]:
+        """Where a figure stands."""
+        shape = layer.label(tokens) + peer.rows.suffix
+        return peer.rows.group(GROUP), shape, peer.format, peer.name
+
+    counts = [t for t in counts if not run.late(*place(t))]
     if not counts:
         return
-    run.say(f"{layer.name}: {name} {fmt}")
+    run.say(f"{layer.name}{peer.rows.suffix}: {peer.name} {peer.format}")
     try:
         made = peer.make(run, layer)
     except Exception as error:  # whatever a peer does, the run goes on and says so
         for t in counts:
-            run.add(skipped(GROUP, layer.label(t), fmt, name, _why(error)))
+            run.add(skipped(*place(t), _why(error)))
         return
     for t in counts:
-        if not run.late(GROUP, layer.label(t), fmt, name):
-            _measure(run, layer, t, name, fmt, made)
+        if not run.late(*place(t)):
+            _measure(run, layer, t, place(t), made, peer)
     del made
     run.device.release()
 
@@ -142,31 +174,31 @@ def inputs(run: Run, layer: Layer, tokens: int, peer: Layered) -> tuple[Any, lis
     """What a peer is given: the rows, the routings in turns; whether it gathers the rows."""
     gathered = layer.gathered and peer.gathers
     rows = tokens if gathered else tokens * layer.top_k
-    x = run.device.random(rows * layer.depth).reshape(rows, layer.depth)
+    x = peer.rows(run.device.random(rows * layer.depth).reshape(rows, layer.depth))
     return x, routings(tokens, layer.experts, layer.top_k)[:MOST_CALLS], gathered
 
 
-def _measure(run: Run, layer: Layer, tokens: int, name: str, fmt: str, peer: Layered) -> None:
+def _measure(
+    run: Run, layer: Layer, tokens: int, place: tuple[str, str, str, str], made: Layered,
+    peer: ProductPeer,
+) -> None:  # fmt: skip
     rows = tokens * layer.top_k
     try:
-        x, chosen, gathered = inputs(run, layer, tokens, peer)
-        calls = [peer.bind(x, routing) for routing in chosen]
+        x, chosen, gathered = inputs(run, layer, tokens, made)
+        calls = [made.bind(x, routing) for routing in chosen]
         timing, _ = timed_product(run, calls, Pace(), float(rows) * layer.columns * layer.depth)
-        error = _difference(peer, x, chosen[0], gathered)
+        error = _difference(made, x, chosen[0], gathered)
     except Exception as failure:
-        run.add(skipped(GROUP, layer.label(tokens), fmt, name, _why(failure)))
+        run.add(skipped(*place, _why(failure)))
         return
     floor = grouped_floor(
         tokens=tokens, top_k=layer.top_k, columns=layer.columns, depth=layer.depth,
-        hit=float(np.mean([r.hit for r in chosen])), bits=peer.bits, gathered=gathered,
+        hit=float(np.mean([r.hit for r in chosen])), bits=made.bits, gathered=gathered,
+        input_bits=peer.rows.bits, flops=FLOPS_FP8 if peer.rows is FP8 else FLOPS,
     )  # fmt: skip
     flops = 2.0 * rows * layer.columns * layer.depth
-    run.add(
-        row(
-            GROUP, layer.label(tokens), fmt, name, timing, flops=flops, floor=floor,
-            note=f"largest error {error:.1e}",
-        )
-    )  # fmt: skip
+    note = f"largest error {error:.1e}"
+    run.add(row(*place, timing, flops=flops, floor=floor, note=note))
 
 
 def _difference(peer: Layered, x: Any, routing: Routing, gathered: bool) -> float:
@@ -198,6 +230,38 @@ def _grouped_mm(run: Run, layer: Layer) -> Layered:
         return lambda: torch._grouped_mm(x, transposed, offs=ends)
 
     return Layered(bind, lambda expert: weights[expert].float(), 16.0)
+
+
+class RowsOfE4m3:
+    """Rows of e4m3 with one scale each; a row of it is a tensor of its values."""
+
+    def __init__(self, x: Any) -> None:
+        torch = importlib.import_module("torch")
+        codes, self.scale = api.quantize_rows(x)
+        self.codes = codes.view(torch.float8_e4m3fn)
+        self.shape = codes.shape
+
+    def __getitem__(self, row: int) -> Any:
+        return self.codes[row].float() * self.scale[row]
+
+
+def _scaled_grouped_mm(run: Run, layer: Layer) -> Layered:
+    torch = importlib.import_module("torch")
+    codes = run.device.random_bytes((layer.experts, layer.columns, layer.depth))
+    codes &= 0xBF  # magnitudes below 2, no NaN
+    weights = codes.view(torch.float8_e4m3fn)
+    transposed = weights.mT
+    scales = run.device.full((layer.experts, layer.columns), 1.0, "float32")
+
+    def bind(x: RowsOfE4m3, routing: Routing) -> Callable[[], Any]:
+        ends = run.device.array(routing.offsets[1:])
+        scale = x.scale.reshape(-1)
+        return lambda: torch._scaled_grouped_mm(
+            x.codes, transposed, scale, scales, offs=ends, out_dtype=torch.bfloat16,
+            use_fast_accum=True,
+        )  # fmt: skip
+
+    return Layered(bind, lambda expert: weights[expert].float(), 8.0, rows=RowsOfE4m3)
 
 
 def _matmul_ogs(run: Run, layer: Layer) -> Layered:
@@ -262,7 +326,8 @@ _HUMMING: dict[str, tuple[dict[str, str], int, float]] = {
 }
 
 
-def _humming(fmt: str, run: Run, layer: Layer) -> Layered:
+def _humming(fmt: str, rows: Activations, run: Run, layer: Layer) -> Layered:
+    narrow = rows == FP8
     torch = importlib.import_module("torch")
     layers = importlib.import_module("humming.layer")
     heuristics = importlib.import_module("humming.tune").get_heuristics_config
@@ -275,7 +340,8 @@ def _humming(fmt: str, run: Run, layer: Layer) -> Layered:
     with torch.device(codes.device):
         made = layers.HummingLayer(
             shape_n=columns, shape_k=depth, weight_config=dict(method),
-            input_config={"dtype": "bfloat16"}, num_experts=experts, torch_dtype=torch.bfloat16,
+            input_config={"dtype": "float8e4m3" if narrow else "bfloat16"},
+            num_experts=experts, torch_dtype=torch.bfloat16,
             pad_n_to_multiple=128, pad_k_to_multiple=64,
         ).cuda()  # fmt: skip
     if fmt == "nvfp4":
@@ -299,18 +365,21 @@ def _humming(fmt: str, run: Run, layer: Layer) -> Layered:
             "top_k": layer.top_k if gathered else 1,
             "valid_shape_m": total,
             "outputs": out,
-            "input_scale": None,
+            "input_scale": x.scale if narrow else None,
             "compute_config": {"gemm_type": "indexed"},
             "tuning_config": tuning,
         }
 
+        given = x.codes if narrow else x
+
         def call() -> Any:
-            made(x, **options)
+            made(given, **options)
             return out
 
         return call
 
-    return Layered(bind, _values(codes, scales), bits, gathers=True)
+    ready = {"rows": RowsOfE4m3} if narrow else {}
+    return Layered(bind, _values(codes, scales), bits, gathers=True, **ready)
 
 
 def padded_blocks(

@@ -41,11 +41,17 @@ class Options:
         Canonical names; empty: those of the suite.
     peers
         Whether to measure other libraries too.
+    activations
+        Kinds of rows of A (``activations.KINDS``).
+    batch_invariant
+        Whether to measure each with a batch-invariant plan too.
     """
 
     only: tuple[str, ...] = ()
     formats: tuple[str, ...] = ()
     peers: bool = True
+    activations: tuple[str, ...] = ("bfloat16",)
+    batch_invariant: bool = False
 
     def wants(self, label: str) -> bool:
         """Whether a shape was asked for."""

@@ -9,12 +9,14 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-__all__ = ["BANDWIDTH", "FLOPS", "Target", "grouped_floor", "product_floor", "quantizer_bytes"]
+__all__ = ["BANDWIDTH", "FLOPS", "FLOPS_FP8", "Target", "grouped_floor", "product_floor",
+           "quantizer_bytes"]  # fmt: skip
 
 #: Bytes a second that a copy reaches on an H200 (read and written), and bfloat16 operations a
-#: second that its tensor cores reach on 8192 x 8192 x 8192.
+#: second that its tensor cores reach on 8192 x 8192 x 8192; of e4m3 about (not measured).
 BANDWIDTH = 4.3e12
 FLOPS = 790e12
+FLOPS_FP8 = 1500e12
 
 
 @dataclass(frozen=True)
@@ -89,8 +91,9 @@ def product_floor(
     input_rows: int | None = None,
     input_bits: float = 16,
     output_bits: float = 16,
+    flops: float = FLOPS,
 ) -> float:
-    """Seconds below which a product cannot be: its bytes at BANDWIDTH, or its operations at FLOPS.
+    """Seconds below which a product cannot be: bytes at BANDWIDTH, or operations at `flops`.
 
     Parameters
     ----------
@@ -102,10 +105,12 @@ def product_floor(
         Of an element, with its share of a block scale.
     input_rows
         Rows of the input where they are gathered; each is read once.
+    flops
+        Operations a second.
     """
     read = weights * columns * depth * bits + (input_rows or rows) * depth * input_bits
     moved = (read + rows * columns * output_bits) / 8
-    return max(moved / BANDWIDTH, 2.0 * rows * columns * depth / FLOPS)
+    return max(moved / BANDWIDTH, 2.0 * rows * columns * depth / flops)
 
 
 def grouped_floor(
@@ -118,6 +123,7 @@ def grouped_floor(
     bits: float,
     gathered: bool,
     input_bits: float = 16,
+    flops: float = FLOPS,
 ) -> float:
     """:func:`product_floor` of an expert layer: `hit` experts get the rows of all tokens."""
     return product_floor(
@@ -128,4 +134,5 @@ def grouped_floor(
         bits=bits,
         input_rows=tokens if gathered else None,
         input_bits=input_bits,
+        flops=flops,
     )

@@ -26,6 +26,13 @@ def _chosen(ctx: click.Context, param: click.Parameter, names: tuple[str, ...]) 
     return tuple(_formats(ctx, param, names)) if names else ()
 
 
+def _chosen_activations(
+    ctx: click.Context, param: click.Parameter, names: tuple[str, ...]
+) -> tuple[str, ...]:
+    """bfloat16, or canonical names."""
+    return tuple(name if name == "bfloat16" else _formats(ctx, param, (name,))[0] for name in names)
+
+
 def _file(kinds: tuple[str, ...] = ()) -> Any:
     def check(ctx: click.Context, param: click.Parameter, file: Path | None) -> Path | None:
         """A file that can be written, before minutes are spent."""
@@ -51,6 +58,18 @@ def _file(kinds: tuple[str, ...] = ()) -> Any:
     help="Only this format: nvfp4, mxfp4, mxfp8_e4m3, mxfp8_e5m2. May be repeated.",
 )  # fmt: skip
 @click.option(
+    "--activations", multiple=True, callback=_chosen_activations, metavar="KIND",
+    help="Rows of products: bfloat16 (the default), nvfp4, mxfp4, mxfp8_e4m3, mxfp8_e5m2. May be "
+    "repeated.",
+)  # fmt: skip
+@click.option(
+    "--compute", multiple=True, type=click.Choice(["bfloat16", "fp8"]),
+    help="fp8: products of e4m3 rows with one scale each, instead of bfloat16 rows, or beside the "
+    "--activations given.",
+)  # fmt: skip
+@click.option("--batch-invariant", is_flag=True,
+              help="Measure each product with a batch-invariant plan too.")  # fmt: skip
+@click.option(
     "--budget", type=click.FloatRange(min=0), default=150, show_default=True, metavar="SECONDS",
     help="Start nothing after this time (what is left out is in the table); building apart.",
 )  # fmt: skip
@@ -71,6 +90,9 @@ def command(
     suite: str,
     only: tuple[str, ...],
     formats: tuple[str, ...],
+    activations: tuple[str, ...],
+    compute: tuple[str, ...],
+    batch_invariant: bool,
     budget: float,
     no_peers: bool,
     markdown: bool,
@@ -83,11 +105,17 @@ def command(
     Builds what is missing, then times CUDA graphs of calls on rotated buffers; every timed call is
     checked against the golden model. Ratios are to what is measured in the same run.
     """
+    from ..bench.activations import chosen_kinds
     from ..bench.devices import find_device
     from ..bench.run import Options
 
+    if suite == "quantize" and (activations or compute or batch_invariant):
+        raise click.UsageError(
+            "--activations, --compute and --batch-invariant are of products, not of quantize", ctx
+        )
     device = find_device()
-    options = Options(only, formats, not no_peers)
+    kinds = chosen_kinds(activations, compute)
+    options = Options(only, formats, not no_peers, kinds, batch_invariant)
     report = measure(suite, options, budget, device, jobs)
     if json_file is not None:
         json_file.write_text(json.dumps(report.as_json(), indent=1) + "\n", encoding="utf-8")

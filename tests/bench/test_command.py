@@ -12,7 +12,15 @@ from typing import Any
 import pytest
 from click.testing import CliRunner
 
-from nvfp4.bench import devices, environment, host_costs, quantizers, run, warmup
+from nvfp4.bench import (
+    dense_products,
+    devices,
+    environment,
+    host_costs,
+    quantizers,
+    run,
+    warmup,
+)
 from nvfp4.bench.shapes import DenseShape
 from nvfp4.cli.main import program
 
@@ -70,6 +78,22 @@ def test_a_run_prints_a_table_and_writes_json_and_a_picture(
     assert files[1].stat().st_size > 5000
 
 
+def test_kinds_of_rows_and_plans_reach_the_suite(
+    card: Card, runner: CliRunner, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    seen: list[run.Options] = []
+    monkeypatch.setattr(dense_products, "measure", lambda made: seen.append(made.options))
+    for more in ([], ["--compute", "fp8"], ["--activations", "mxfp8", "--compute", "fp8"],
+                 ["--activations", "bfloat16", "--activations", "nvfp4", "--batch-invariant"],
+                 ["--compute", "bfloat16", "--compute", "fp8"]):  # fmt: skip
+        result = runner.invoke(program, ["bench", "matmul", *more])
+        assert result.exit_code == 0, result.output
+    assert [(o.activations, o.batch_invariant) for o in seen] == [
+        (("bfloat16",), False), (("fp8",), False), (("mxfp8_e4m3", "fp8"), False),
+        (("bfloat16", "nvfp4"), True), (("bfloat16", "fp8"), False),
+    ]  # fmt: skip
+
+
 def test_markdown_is_printed_alone(card: Card, runner: CliRunner) -> None:
     result = runner.invoke(
         program,
@@ -120,6 +144,9 @@ def test_wrong_results_exit_with_one(card: Card, runner: CliRunner, monkeypatch:
         (["bench", "quantize", "--plot", "out.gif"], "must end in"),
         (["bench", "quantize", "--json", "nowhere/out.json"], "no folder"),
         (["bench", "quantize", "--budget", "-1"], "--budget"),
+        (["bench", "quantize", "--compute", "fp8"], "are of products"),
+        (["bench", "matmul", "--activations", "float16"], "float16"),
+        (["bench", "matmul", "--compute", "int8"], "int8"),
     ],
 )
 def test_mistakes_are_found_before_anything_is_measured(

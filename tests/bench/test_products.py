@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
@@ -47,6 +47,15 @@ class Ticking(Card):
     def mark(self) -> float:
         self.now += 1e-6
         return self.now
+
+    def capture(self, calls: Sequence[Callable[[], Any]]) -> Callable[[], Any]:
+        """Replays only take their time: what is called is checked outside of them."""
+        self.captured.append(len(calls))
+
+        def replay() -> None:
+            self.now += self.each
+
+        return replay
 
 
 def run(
@@ -202,7 +211,13 @@ def test_weights_are_enough_copies_and_have_no_special_values() -> None:
 
 
 def test_the_calls_to_build_are_those_that_are_measured() -> None:
-    options = Options(only=("Qwen3-30B-A3B", "8192 x 8192, 16"), formats=("mxfp4",))
+    kinds = ("bfloat16", "mxfp4", "fp8")
+    options = Options(
+        activations=kinds,
+        batch_invariant=True,
+        only=("Qwen3-30B-A3B", "8192 x 8192, 16"),
+        formats=("mxfp4",),
+    )
     for module in (dense_products, grouped_products):
         calls = [one for call in module.calls(options) for one in warm.expand(call)]
         assert len(calls) > 1 and warm.programs(calls, "sm_90a")
@@ -288,6 +303,7 @@ def test_peers_with_weights_of_other_formats_are_left_out(monkeypatch: pytest.Mo
     named = [p.name for p in peers_products.chosen_peers(Options(formats=("nvfp4",)))]
     assert named == ["nvfp4", "bfloat16"]
     assert len(peers_products.chosen_peers(Options())) == len(FORMATS) + 1
+    assert not peers_products.chosen_peers(Options(activations=("fp8", "mxfp4")))
 
 
 def test_many_tokens_are_measured_first_with_every_peer(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -355,19 +371,24 @@ def test_every_shape_that_the_budget_does_not_reach_is_in_the_table() -> None:
         assert all(r.us is None and "budget" in r.note for r in rows)
 
 
+@pytest.mark.parametrize("fmt, kinds", [
+    ("nvfp4", ("bfloat16",)), ("mxfp4", ("mxfp8_e4m3", "nvfp4")), ("mxfp4", ("fp8",))
+])  # fmt: skip
 def test_the_kernels_of_a_layer_are_built_before_it_is_measured(
-    monkeypatch: pytest.MonkeyPatch,
+    fmt: str, kinds: tuple[str, ...], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Compiling in between would spend the budget, and the first figures."""
-    options = Options(formats=("nvfp4",))
-    calls = [one for call in grouped_products.calls(options, [UP, DOWN])
-             for one in warm.expand(call)]  # fmt: skip
-    built = set(warm.programs(calls, "sm_90a"))
-    monkeypatch.setattr(grouped_products, "_checked", lambda *_: "")
-    with warm.recording("sm_90a") as launches:
-        run(grouped_products, [UP, DOWN], formats=("nvfp4",))
-    needed = {program for launch in launches for program in launch.programs}
-    assert len(needed) > 3 and needed <= built
+    chosen = {"formats": (fmt,), "activations": kinds, "batch_invariant": True}
+    for module, shapes in ((grouped_products, [UP, DOWN]), (dense_products, [DENSE])):
+        calls = [one for call in module.calls(Options(**chosen), shapes)
+                 for one in warm.expand(call)]  # fmt: skip
+        built = set(warm.programs(calls, "sm_90a"))
+        monkeypatch.setattr(module, "_checked", lambda *_: ("", ""))
+        with warm.recording("sm_90a") as launches:
+            rows = run(module, shapes, **chosen)
+        assert not [r for r in rows if r.wrong]
+        needed = {program for launch in launches for program in launch.programs}
+        assert len(needed) > 2 and needed <= built
 
 
 def test_rows_with_targets_come_first() -> None:
