@@ -8,7 +8,9 @@ Tables are JSON files, read once a process, when the first such product is plann
 2. ``tune/<card>.json`` in the cache directory (the first of ``NVFP4_CACHE_DIR``),
 3. ``nvfp4/tables/<card>.json``, shipped with the package.
 
-For each product the first table that knows it counts. A file that is cut off, of another kind or of
+For each product the first table that knows it counts. A row says which kernels it was measured with
+(a digest of their sources and of the formulas); one of other kernels than the present ones is no
+advice any more, and is left out without a word. A file that is cut off, of another kind or of
 another card costs a warning and is ignored. Plans are kept, so that calls that are repeated never
 come here. The simulated machine, which is no card, has no table.
 """
@@ -17,6 +19,7 @@ from __future__ import annotations
 
 import contextlib
 import functools
+import hashlib
 import json
 import os
 import re
@@ -25,8 +28,8 @@ from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
 
-__all__ = ["Choice", "Key", "Table", "file_of_card", "find", "forget", "key_of", "read", "trying",
-           "write"]  # fmt: skip
+__all__ = ["Choice", "Key", "Table", "file_of_card", "find", "forget", "kernels", "key_of", "read",
+           "trying", "write"]  # fmt: skip
 
 #: Of the files; raised when a field changes its meaning.
 SCHEMA = 1
@@ -104,12 +107,15 @@ class Table(NamedTuple):
         What was found better.
     notes
         The same keys: what was measured, as the file has it.
+    stale
+        Rows of the file that were measured with other kernels, and are in neither.
     """
 
     card: str
     processors: int
     choices: dict[Key, Choice]
     notes: dict[Key, dict[str, Any]]
+    stale: int = 0
 
 
 _FORMAT = {
@@ -131,6 +137,36 @@ def key_of(
     b = _FORMAT[constants["B_ELEMENT"], constants["B_SCALE"]]
     most = 1 << max(0, rows - 1).bit_length()
     return Key(a, b, result, constants["PAIR"], columns, depth, groups or 0, most)
+
+
+# --- what a row was measured with -----------------------------------------------------------------
+
+#: What decides how fast a product with prepared weights is: files of ``kernels``, and the formulas.
+_SOURCES = (
+    "matmul_decode", "matmul_sm90", "prepared*", "sm90_*", "activations", "fp8_*", "groups",
+    "mma_tiles", "products", "rings", "schedule", "warps",
+)  # fmt: skip
+_DOCSTRING = re.compile(r'r?"""[\s\S]*?"""')
+
+
+@functools.cache
+def kernels() -> str:
+    """Digest of the kernels that tables choose between, and of the formulas beside them.
+
+    Comments that stand alone, docstrings and empty lines are no part of it.
+    """
+    package = Path(__file__).parent
+    files = {f for name in _SOURCES for f in (package / "kernels").glob(f"{name}.py")}
+    digest = hashlib.sha256()
+    for file in (package / "plans_prepared.py", *sorted(files)):
+        digest.update(file.name.encode() + b"\0" + _code(file.read_text(encoding="utf-8")))
+    return digest.hexdigest()[:16]
+
+
+def _code(source: str) -> bytes:
+    lines = _DOCSTRING.sub("", source).splitlines()
+    kept = [line.rstrip() for line in lines if line.strip() and not line.lstrip().startswith("#")]
+    return "\n".join(kept).encode()
 
 
 # --- files ----------------------------------------------------------------------------------------
@@ -157,8 +193,11 @@ def read(file: Path) -> Table:
     card, processors, rows = (found.get(name) for name in ("card", "processors", "rows"))
     if not isinstance(card, str) or type(processors) is not int or not isinstance(rows, list):
         raise ValueError("card, processors and rows must be a name, a number and a list")
-    table = Table(card, processors, {}, {})
+    table, stale = Table(card, processors, {}, {}), 0
     for number, row in enumerate(rows, 1):
+        if isinstance(row, dict) and row.get("kernels") != kernels():
+            stale += 1  # whatever it says
+            continue
         try:
             key, choice = Key(**row["key"]), Choice(**row["choice"])
         except (TypeError, KeyError) as error:
@@ -167,7 +206,7 @@ def read(file: Path) -> Table:
         if wrong:
             raise ValueError(f"row {number}: {wrong}")
         table.choices[key], table.notes[key] = choice, row.get("measured", {})
-    return table
+    return table._replace(stale=stale)
 
 
 def _wrong_key(key: Key) -> str:
@@ -179,17 +218,25 @@ def _wrong_key(key: Key) -> str:
 
 
 def write(file: Path, table: Table) -> None:
-    """Write a table whole or not at all."""
+    """Write a table whole or not at all; its rows are of the present kernels."""
     rows = [
-        {"key": key._asdict(), "choice": choice._asdict(), "measured": table.notes.get(key, {})}
+        {
+            "key": key._asdict(),
+            "choice": choice._asdict(),
+            "kernels": kernels(),
+            "measured": table.notes.get(key, {}),
+        }
         for key, choice in sorted(table.choices.items())
     ]
     head = {"kind": KIND, "schema": SCHEMA, "card": table.card, "processors": table.processors}
     text = json.dumps({**head, "rows": rows}, indent=1) + "\n"
     file.parent.mkdir(parents=True, exist_ok=True)
     other = file.with_name(f".{file.name}.{os.getpid()}")
-    other.write_text(text, encoding="utf-8")
-    other.replace(file)
+    try:
+        other.write_text(text, encoding="utf-8")
+        other.replace(file)
+    finally:
+        other.unlink(missing_ok=True)
 
 
 def slug(card: str) -> str:

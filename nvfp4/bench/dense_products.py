@@ -7,7 +7,7 @@ would take more than a second is left out, and the table says how long it would 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any
 
 import numpy as np
@@ -24,7 +24,7 @@ from .targets import Target, product_floor
 from .timing import FOOTPRINT, Timing, least_calls
 from .weights import bits_of, copies_of, prepared_copies, values_of
 
-__all__ = ["FORMATS_BY_DEFAULT", "Pace", "calls", "measure", "timed_product"]
+__all__ = ["FORMATS_BY_DEFAULT", "Pace", "calls", "measure", "timed_product", "tunable"]
 
 GROUP = "Dense products"
 FORMATS_BY_DEFAULT = ("mxfp4", "nvfp4", "mxfp8_e4m3")
@@ -56,6 +56,17 @@ def calls(
                     {"call": "quantize", "format": case.rows.name, "shape": [p.rows, p.depth]}
                 )
     return made
+
+
+def tunable(
+    options: Options, products: Iterable[DenseProduct] = DENSE_PRODUCTS
+) -> Iterator[tuple[str, dict[str, Any], bool]]:
+    """Products of bfloat16 rows: label, call, whether it has a target."""
+    for fmt in options.chosen(FORMATS_BY_DEFAULT):
+        for p in products:
+            if options.wants(p.label):
+                shape = {"b": fmt, "m": p.rows, "n": p.columns, "k": p.depth}
+                yield f"{p.label}, {fmt}", {"call": "matmul", "a": "bfloat16", **shape}, True
 
 
 # --- shapes that would take too long --------------------------------------------------------------

@@ -10,7 +10,7 @@ weights of the experts that are hit.
 from __future__ import annotations
 
 import itertools
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from typing import Any
 
@@ -19,7 +19,7 @@ import numpy as np
 from .. import api
 from ..formats import FORMATS, BlockFormat
 from ..tensor import QTensor
-from .activations import Case, Left, cases
+from .activations import BFLOAT16, Case, Left, cases
 from .correct import written_alike_values
 from .dense_products import FORMATS_BY_DEFAULT, USUAL, Pace, one_call, timed_product
 from .report import failed, row, skipped
@@ -28,7 +28,7 @@ from .shapes import GROUPED_PRODUCTS, TOKENS, Layer
 from .targets import Target, grouped_floor
 from .weights import bits_of, copies_of, prepared_copies, values_of
 
-__all__ = ["Routing", "calls", "measure", "routings"]
+__all__ = ["Routing", "calls", "measure", "routings", "tunable"]
 
 GROUP = "Grouped products"
 MOST_CALLS = 64
@@ -119,6 +119,19 @@ def _calls(layer: Layer, tokens: int, case: Case) -> list[dict[str, Any]]:
                 {"call": "quantize", "scale_layout": "linear", **made}]  # fmt: skip
     return [product | {"a_decode_scale": "by_expert"},
             {"call": "grouped_quantize", "groups": layer.experts, **made}]  # fmt: skip
+
+
+def tunable(
+    options: Options, layers: Iterable[Layer] = GROUPED_PRODUCTS
+) -> Iterator[tuple[str, dict[str, Any], bool]]:
+    """Products of bfloat16 rows: label, call, whether it has a target."""
+    for fmt, layer in itertools.product(options.chosen(FORMATS_BY_DEFAULT), layers):
+        for tokens in TOKENS:
+            if options.wants(layer.label(tokens)):
+                (product,) = _calls(layer, tokens, Case(BFLOAT16))
+                call = {"call": "grouped_matmul", "b": fmt, **product}
+                judged = layer.target(fmt, tokens) is not None
+                yield f"{layer.label(tokens)}, {fmt}", call, judged
 
 
 def wanted_cases(options: Options, layer: Layer, tokens: int, fmt: str) -> list[Case]:

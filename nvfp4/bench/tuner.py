@@ -1,55 +1,83 @@
 """Search divisions of products with prepared weights on the present card (``nvfp4 tune``).
 
-Every division that a plan may have is built and timed as ``nvfp4 bench`` times; one that is faster
-than the formulas' by more than GAIN, twice, becomes a row of a table (``nvfp4.tuning``). Formulas
-that are not beaten stay: then a row that there was goes.
+Divisions that a plan may have are ranked by a simple model of their time; the best of the ranking
+are built, several at once, and timed as ``nvfp4 bench`` times. One that is faster than that of the
+formulas by more than GAIN, twice, becomes a row of a table (``nvfp4.tuning``). Formulas that are
+not beaten stay: then a row that there was goes.
 """
 
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from concurrent.futures import ProcessPoolExecutor
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from multiprocessing import get_context
 from typing import Any
 
 import numpy as np
 
 from .. import api, plans_prepared, plans_products, tuning, warm
-from .. import compile as compiler
 from ..api import _repeat
 from ..formats import block_format
+from ..launch import Launch
+from ..tiling import ceil_div
 from ..tuning import Choice, Key, Table
+from . import dense_products, grouped_products
+from .correct import sample_rows
 from .devices import Device
-from .grouped_products import MOST_CALLS, routings
+from .grouped_products import MOST_CALLS, Routing, routings
+from .run import Options
 from .timing import calls_in_graph, least_calls, replay_seconds
-from .warmup import usable_cpus
 from .weights import copies_of, prepared_copies
 
-__all__ = ["GAIN", "Outcome", "Product", "build", "candidates", "forced", "product_of", "search",
-           "timer", "tune"]  # fmt: skip
+__all__ = ["GAIN", "Outcome", "Product", "candidates", "division", "forced", "product_of", "said",
+           "search", "suite_products", "timer", "tune"]  # fmt: skip
 
 #: What a row must save at least.
 GAIN = 0.02
-_TOKENS = (16, 24, 32, 48, 64, 80, 96, 112, 128)
+#: Divisions of each kernel that are worth a try; half as many of the one that formulas do not take.
+MOST = {"decode": 14, "sm90": 6}
+#: Times of the model, in units of the best's, up to which they are.
+WORSE = 1.5
+#: Rows of a range, in the mean, up to which the kernel of few rows is tried: grouped, dense.
+FEW = (24, 256)
+_TOKENS = range(16, 129, 8)
 
 
 @dataclass(frozen=True)
 class Product:
-    """A call of a file of shapes, and what plans know of it."""
+    """A call of a file of shapes, and what plans know of it.
+
+    Attributes
+    ----------
+    call
+    key
+    launch
+        What the formulas give.
+    card, arch
+    rows, groups
+    name
+        What it is called, if it has a name.
+    """
 
     call: Mapping[str, Any]
     key: Key
-    constants: Mapping[str, Any]
+    launch: Launch
     card: tuple[str, int]
     arch: str
     rows: int
     groups: int | None
+    name: str = ""
+
+    @property
+    def constants(self) -> dict[str, Any]:
+        """Of the formulas' kernel."""
+        return dict(self.launch.program.constants)
 
     @property
     def label(self) -> str:
         """Such as ``64 x 5760 x 2880, 32 ranges, bfloat16 x mxfp4``."""
+        if self.name:
+            return self.name
         ranges = f", {self.groups} ranges" if self.groups else ""
         shape = f"{self.rows} x {self.key.columns} x {self.key.depth}"
         return f"{shape}{ranges}, {self.key.a} x {self.key.b}"
@@ -69,6 +97,8 @@ class Outcome:
         Divisions that were timed.
     notes
         Of those that were not: why.
+    best
+        The best of the others, better or not; None: none was timed.
     """
 
     choice: Choice | None
@@ -76,9 +106,12 @@ class Outcome:
     us: float
     tried: int
     notes: tuple[str, ...] = ()
+    best: Choice | None = None
 
 
-def product_of(call: Mapping[str, Any], card: tuple[str, int], arch: str) -> Product:
+def product_of(
+    call: Mapping[str, Any], card: tuple[str, int], arch: str, name: str = ""
+) -> Product:
     """A call of a file of shapes (``nvfp4 compile --shapes``), with prepared weights.
 
     Raises
@@ -86,46 +119,151 @@ def product_of(call: Mapping[str, Any], card: tuple[str, int], arch: str) -> Pro
     ValueError
         Not a product of bfloat16 rows with a plain result.
     """
-    name = call.get("call")
-    if name not in ("matmul", "grouped_matmul"):
-        raise ValueError(f"call must be matmul or grouped_matmul to be tuned; got {name!r}")
+    called = call.get("call")
+    if called not in ("matmul", "grouped_matmul"):
+        raise ValueError(f"call must be matmul or grouped_matmul to be tuned; got {called!r}")
     if call["a"] != "bfloat16":
         raise ValueError(f"a must be bfloat16 to be tuned; got {call['a']!r}")
     if call.get("out_dtype", "bfloat16") not in ("bfloat16", "float16", "float32"):
         raise ValueError(f"out_dtype must be a float dtype to be tuned; got {call['out_dtype']!r}")
+    for option in ("compute", "batch_invariant", "row_counts"):
+        if call.get(option):
+            raise ValueError(f"{option} must be left out to be tuned; got {call[option]!r}")
     call = {**call, "prepared": True}
-    if name == "grouped_matmul":
+    if called == "grouped_matmul":
         call["b_decode_scale"] = "by_expert"  # as the weights have it that are timed
-    with warm.recording(arch, card) as launches:
-        warm.CALLS[name](**{key: value for key, value in call.items() if key != "call"})
-    constants = dict(launches[-1].program.constants)
+    with forced(None):
+        launch = _launches(call, card, arch)[-1]
     groups = None
-    if name == "grouped_matmul":
+    if called == "grouped_matmul":
         groups = call.get("groups") or call["experts"]
     rows = call.get("row_indices") or call["m"]
+    constants = dict(launch.program.constants)
     key = tuning.key_of(constants, rows, call["n"], call["k"], groups)
-    return Product(call, key, constants, card, arch, rows, groups)
+    return Product(call, key, launch, card, arch, rows, groups, name)
+
+
+def suite_products(
+    suites: Iterable[str], options: Options, card: tuple[str, int], arch: str
+) -> list[Product]:
+    """What suites of ``nvfp4 bench`` measure with bfloat16 rows, the rows with targets first."""
+    made: list[tuple[bool, Product]] = []
+    for suite in dict.fromkeys(suites):
+        module = {"matmul": dense_products, "grouped-matmul": grouped_products}[suite]
+        for label, call, judged in module.tunable(options):
+            made.append((not judged, product_of(call, card, arch, label)))
+    made.sort(key=lambda one: one[0])
+    return [product for _, product in made]
+
+
+def _launches(call: Mapping[str, Any], card: tuple[str, int], arch: str) -> list[Launch]:
+    with warm.recording(arch, card) as launches:
+        warm.CALLS[call["call"]](**{key: value for key, value in call.items() if key != "call"})
+    return launches
+
+
+# --- candidates -----------------------------------------------------------------------------------
 
 
 def candidates(product: Product) -> list[Choice]:
-    """Divisions that are worth a try."""
-    constants, steps = product.constants, -(-product.key.depth // 64)
+    """Divisions that are worth a try, the most promising first, no two of them alike.
+
+    Those of the two kernels take turns: a budget may end before all are timed.
+    """
+    found: dict[str, list[Choice]] = {"decode": [], "sm90": []}
     mean = product.rows / (product.groups or 1)
-    found = []
-    if mean <= (64 if product.groups else 512):
-        for stripes in (2,) if product.key.pair == "halves" else (1, 2):
-            for chunk in (8, 16):
-                resident = plans_prepared._resident(chunk, stripes, constants)
-                for slots in (2, 4) if chunk == 8 and stripes == 1 else (2,):
-                    found += [
-                        Choice("decode", chunk, team, stripes, slots, resident)
-                        for team in (8, 4, 2, 1)
-                        if steps >= team
-                    ]
+    if mean <= FEW[product.groups is None]:
+        costs = {c: _decode_cost(product, c) for c in _decode(product)}
+        found["decode"] = sorted(
+            (c for c in costs if costs[c] <= WORSE * min(costs.values())), key=costs.__getitem__
+        )
     if product.arch == "sm_90a" and mean >= 4:
-        most = max(32, 2 * mean)
-        found += [Choice("sm90", tokens=t) for t in _TOKENS if t <= most]
-    return found
+        every = [Choice("sm90", tokens=t) for t in _TOKENS if t <= max(32, 3 * mean)]
+        by_tokens = _sm90_costs(product)
+        found["sm90"] = sorted(every, key=lambda c: by_tokens[c.tokens])
+    own = "sm90" if product.launch.program.kernel.name == "matmul_sm90" else "decode"
+    seen = {_identity(product.launch)}
+    kept: dict[str, list[Choice]] = {kernel: [] for kernel in found}
+    for kernel, choices in found.items():
+        for choice in choices:
+            if len(kept[kernel]) == MOST[kernel] // (1 if kernel == own else 2):
+                break
+            with forced(choice):
+                launch = _launches(product.call, product.card, product.arch)[-1]
+            if _identity(launch) not in seen:
+                seen.add(_identity(launch))
+                kept[kernel].append(choice)
+    first, second = kept[own], kept["decode" if own == "sm90" else "sm90"]
+    paired = [c for pair in zip(first, second, strict=False) for c in pair]
+    return paired + [c for c in (*first, *second) if c not in paired]
+
+
+def _identity(launch: Launch) -> Any:
+    return launch.program, launch.grid, launch.block, launch.shared_bytes
+
+
+def _decode(product: Product) -> Iterator[Choice]:
+    """Of ``kernels.matmul_decode``."""
+    constants = product.constants
+    steps = ceil_div(product.key.depth, 64)
+    for chunk in (8, 16):
+        for stripes in (2,) if product.key.pair == "halves" else (1, 2):
+            resident = plans_prepared._resident(chunk, stripes, constants)
+            for slots in (2, 4) if chunk == 8 and stripes == 1 else (2,):
+                for team in (8, 4, 2, 1):
+                    for fewer in (0, 1):
+                        if steps >= team and resident > fewer:
+                            blocks = resident - fewer
+                            yield Choice("decode", chunk, team, stripes, slots, blocks)
+
+
+def _decode_cost(product: Product, choice: Choice) -> float:
+    """Rounds of a card's warps, by the steps of each, by warps that share a multiprocessor.
+
+    Source: this package's own model of ``plans_prepared.tile``; it only ranks.
+    """
+    groups, processors = product.groups, product.card[1]
+    steps = ceil_div(product.key.depth, 64)
+    chunks = ceil_div(product.rows, choice.chunk)
+    if groups is not None:
+        chunks = min(product.rows, chunks + groups // 2)
+    columns = ceil_div(product.key.columns, 16)
+    items = max(1, chunks * ceil_div(columns, choice.stripes))
+    rounds = ceil_div(items, 8 * choice.resident * processors // choice.team)
+    wide = 1.25 if choice.chunk == 16 else 1.0
+    each = (ceil_div(steps, choice.team) + 1.5) * choice.stripes * wide * choice.resident
+    return rounds * each * (1.0 if choice.resident > 1 else 1.3)
+
+
+def _sm90_costs(product: Product) -> dict[int, float]:
+    """Of ``kernels.matmul_sm90`` by rows of a tile: rounds of the card, by a tile's time.
+
+    Dequantising takes as long as the products of some 56 rows. Two blocks share a multiprocessor
+    where tiles are small, and each hides a part of what the other waits for.
+    """
+    counts = np.array([product.rows])
+    if product.groups is not None:
+        (routing,) = _spread(product.rows, product.groups)[:1]
+        counts = np.diff(routing.offsets)
+    across = ceil_div(product.key.columns, 256)
+    costs = {}
+    for tokens in _TOKENS:
+        tiles = int(np.sum(-(-counts // tokens))) * across
+        share = 2 if tokens <= plans_prepared.TOKENS_OF_TWO else 1
+        rounds = ceil_div(tiles, product.card[1] * share)
+        costs[tokens] = rounds * (1.0 if share == 1 else 1.6) * (max(tokens, 56) + 8)
+    return costs
+
+
+def _spread(rows: int, groups: int) -> list[Routing]:
+    """Rows in ranges, as a random routing spreads them."""
+    if rows <= groups // 2:
+        return routings(rows, groups, 1)
+    rng = np.random.default_rng(4242)
+    return [Routing.of(rng.integers(0, groups, (rows, 1)), groups) for _ in range(4)]
+
+
+# --- one division ---------------------------------------------------------------------------------
 
 
 @contextlib.contextmanager
@@ -145,62 +283,23 @@ def _forget() -> None:
     _repeat.forget()
 
 
-# --- building -------------------------------------------------------------------------------------
-
-
-def _build_some(
-    call: Mapping[str, Any], card: tuple[str, int], arch: str, choices: Sequence[Choice | None]
-) -> list[tuple[Choice | None, str]]:
-    """Build what a call needs under each choice, in a process of its own; why it cannot be used."""
-    made = []
-    for choice in choices:
-        why = ""
-        with forced(choice):
-            try:
-                for program in warm.programs([call], arch, card):
-                    binary = compiler.find(program, arch) or compiler.build(program, arch)
-                    if choice is not None and any(binary.spill_bytes):
-                        why = f"spills {max(binary.spill_bytes)} bytes"
-            except Exception as error:
-                why = f"{type(error).__name__}: {' '.join(str(error).split())[:120]}"
-        made.append((choice, why))
-    return made
-
-
-def build(
-    product: Product, choices: Sequence[Choice], jobs: int | None = None
-) -> tuple[list[Choice], list[str]]:
-    """Build all; which can be used, and why others cannot.
-
-    Raises
-    ------
-    RuntimeError
-        The formulas' own division does not build.
-    """
-    every: list[Choice | None] = [None, *choices]
-    jobs = min(jobs or usable_cpus(), len(every))
-    if jobs == 1:
-        results = _build_some(product.call, product.card, product.arch, every)
-    else:
-        with ProcessPoolExecutor(jobs, get_context("spawn")) as pool:
-            hands = [every[i::jobs] for i in range(jobs)]
-            facts = (product.call, product.card, product.arch)
-            tasks = [pool.submit(_build_some, *facts, hand) for hand in hands]
-            results = [result for task in tasks for result in task.result()]
-    why = dict(results)
-    if why[None]:
-        raise RuntimeError(f"{product.label}: the plan's own kernel does not build: {why[None]}")
-    usable = [choice for choice in choices if not why[choice]]
-    return usable, [f"{_said(choice)}: {why[choice]}" for choice in choices if why[choice]]
-
-
-def _said(choice: Choice) -> str:
+def said(choice: Choice) -> str:
+    """A division in words."""
     if choice.kernel == "sm90":
         return f"sm90 tokens {choice.tokens}"
     return (
         f"decode chunk {choice.chunk} team {choice.team} stripes {choice.stripes} slots "
         f"{choice.slots} resident {choice.resident}"
     )
+
+
+def division(launch: Launch) -> str:
+    """The division of a launch, in the same words."""
+    made = dict(launch.program.constants)
+    if launch.program.kernel.name == "matmul_sm90":
+        return said(Choice("sm90", tokens=made["CHUNK"]))
+    names = ("CHUNK", "TEAM", "STRIPES", "SLOTS", "BLOCKS_PER_SM")
+    return said(Choice("decode", *(made[name] for name in names)))
 
 
 # --- timing ---------------------------------------------------------------------------------------
@@ -235,13 +334,14 @@ def timer(device: Device, product: Product) -> Callable[[Choice | None], float]:
                 (np.arange(product.groups) % call["experts"]).astype(np.int32)
             )
         ranges = []
-        for routing in routings(product.rows, product.groups, 1):
+        for routing in _spread(product.rows, product.groups):
             options = {"row_offsets": device.array(routing.offsets), **ids}
             if gathered:
                 rows = (np.arange(product.rows) % call["m"]).astype(np.int32)
                 options["row_indices"] = device.array(rows)
             ranges.append(options)
         calls = [_grouped(a, b, one | more) for b in weights for one in ranges][:MOST_CALLS]
+    some = sample_rows(product.rows)
     expected: list[np.ndarray] = []
 
     def measure(choice: Choice | None) -> float:
@@ -249,7 +349,7 @@ def timer(device: Device, product: Product) -> Callable[[Choice | None], float]:
             device.fill(out, float("nan"))
             calls[0]()
             device.wait()
-            got = device.host(out).astype(np.float32)
+            got = device.rows(out, some).astype(np.float32)
             if not expected:
                 expected.append(got)
             size = float(np.abs(expected[0]).max())
@@ -302,16 +402,16 @@ def search(
         try:
             seconds[choice] = measure(choice)
         except Exception as error:  # the others are worth having
-            notes.append(f"{_said(choice)}: {type(error).__name__}: {error}")
+            notes.append(f"{said(choice)}: {type(error).__name__}: {error}")
     if not seconds:
-        return Outcome(None, formula * 1e6, formula * 1e6, 0, tuple(notes))
+        return Outcome(None, formula * 1e6, formula * 1e6, 0, tuple(notes), None)
     best = min(seconds, key=seconds.__getitem__)
     slow = seconds[best]
     if slow < formula * (1 - GAIN):
         # A second look: the card may have been slow or fast at the first.
         formula, slow = min(formula, measure(None)), max(slow, measure(best))
     better = best if slow < formula * (1 - GAIN) else None
-    return Outcome(better, formula * 1e6, slow * 1e6, len(seconds), tuple(notes))
+    return Outcome(better, formula * 1e6, slow * 1e6, len(seconds), tuple(notes), best)
 
 
 def tune(table: Table, product: Product, outcome: Outcome) -> str:
@@ -328,4 +428,4 @@ def tune(table: Table, product: Product, outcome: Outcome) -> str:
         "rows": product.rows,
         "tried": outcome.tried,
     }
-    return f"{text}, {_said(outcome.choice)} {outcome.us:.2f} us"
+    return f"{text}, {said(outcome.choice)} {outcome.us:.2f} us"

@@ -18,6 +18,7 @@ from nvfp4.tuning import Choice, Key, Table
 CARD = ("NVIDIA H200", 132)
 KEY = Key("bfloat16", "mxfp4", "plain", "none", 8192, 8192, 0, 16)
 CHOICE = Choice("decode", chunk=16, team=4, stripes=1, slots=2, resident=2)
+NOW = {"key": KEY._asdict(), "choice": CHOICE._asdict(), "kernels": tuning.kernels()}
 
 
 @pytest.fixture
@@ -116,10 +117,11 @@ def test_tables_are_read_once(table: Path, monkeypatch: pytest.MonkeyPatch) -> N
         ({"rows": None}, "must be a name, a number and a list"),
         ({"card": "NVIDIA H100 80GB HBM3"}, "is of NVIDIA H100 80GB HBM3 with 132"),
         ({"processors": 16}, "with 16 multiprocessors"),
-        ({"rows": [{"key": {}}]}, "row 1: key and choice must be whole"),
-        ({"rows": [{"key": KEY._asdict() | {"rows": "16"}, "choice": CHOICE._asdict()}]}, "rows"),
-        ({"rows": [{"key": KEY._asdict(), "choice": {"kernel": "sm90", "tokens": 17}}]}, "tokens"),
-        ({"rows": [{"key": KEY._asdict(), "choice": {"kernel": "fast"}}]}, "kernel must be one"),
+        ({"rows": [3]}, "row 1: key and choice must be whole"),
+        ({"rows": [NOW | {"key": {}}]}, "row 1: key and choice must be whole"),
+        ({"rows": [NOW | {"key": KEY._asdict() | {"rows": "16"}}]}, "rows must be of type int"),
+        ({"rows": [NOW | {"choice": {"kernel": "sm90", "tokens": 17}}]}, "tokens must be one"),
+        ({"rows": [NOW | {"choice": {"kernel": "fast"}}]}, "kernel must be one"),
     ],
 )
 def test_a_file_that_is_no_table_of_the_card_is_warned_of_and_ignored(
@@ -162,6 +164,43 @@ def test_a_file_that_must_not_be_read_is_ignored(
         assert tuning.find(CARD, lambda: KEY) is None
     assert len(caught) == named
     assert all("Permission denied" in str(one.message) for one in caught)
+
+
+@pytest.mark.parametrize("change", [{"kernels": "of yesterday"}, {"kernels": None},
+                                    {"kernels": None, "choice": {"kernel": "gone"}}])  # fmt: skip
+def test_rows_of_other_kernels_are_left_out_without_a_word(
+    table: Path, change: dict[str, Any]
+) -> None:
+    other = NOW | {"key": KEY._replace(rows=32)._asdict()}
+    written(table)
+    text = json.loads(table.read_text()) | {"rows": [NOW | change, other]}
+    table.write_text(json.dumps(text))
+    found = tuning.read(table)
+    assert list(found.choices) == [KEY._replace(rows=32)] and found.stale == 1
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        assert not planned(16).tuned and planned(32).tuned
+
+
+def test_the_digest_of_kernels_is_of_what_they_do(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Comments, docstrings and empty lines change nothing; code does, in kernels and formulas."""
+    now = tuning.kernels()
+    read = Path.read_text
+    changed = {"file": "", "text": ""}
+
+    def text(file: Path, **more: Any) -> str:
+        return read(file, **more) + (changed["text"] if file.name == changed["file"] else "")
+
+    monkeypatch.setattr(Path, "read_text", text)
+
+    def digest(file: str, added: str) -> str:
+        changed.update(file=file, text=added)
+        return tuning.kernels.__wrapped__()
+
+    for file in ("matmul_sm90.py", "matmul_decode.py", "plans_prepared.py", "sm90_rows.py"):
+        assert digest(file, '\n\n# words\n"""More\nwords."""\n') == now
+        assert digest(file, "\nPENDING = 4\n") != now, file
+    assert digest("quantize.py", "\nPENDING = 4\n") == now
 
 
 def test_the_shipped_table_is_one(monkeypatch: pytest.MonkeyPatch) -> None:

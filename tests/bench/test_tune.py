@@ -7,6 +7,7 @@ import os
 import subprocess
 import sys
 from collections.abc import Callable
+from concurrent.futures import Executor, Future
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +17,9 @@ from click.testing import CliRunner
 
 from nvfp4 import api, plans_products, tuning, warm
 from nvfp4 import compile as compiler
-from nvfp4.bench import devices, tuner
+from nvfp4.bench import devices, timing, tuner, tuner_build
+from nvfp4.bench.run import Options
+from nvfp4.bench.shapes import GROUPED_PRODUCTS
 from nvfp4.cli import tune as tune_command
 from nvfp4.cli.main import program
 from nvfp4.tuning import Choice, Table
@@ -88,6 +91,7 @@ def test_every_candidate_is_a_choice_that_its_plan_takes() -> None:
         ({"call": "quantize"}, "matmul or grouped_matmul"),
         ({"a": "mxfp8"}, "a must be bfloat16"),
         ({"out_dtype": "nvfp4"}, "out_dtype must be"),
+        ({"batch_invariant": True}, "batch_invariant must be left out"),
     ],
 )
 def test_other_calls_are_refused(changes: dict[str, Any], match: str) -> None:
@@ -132,31 +136,134 @@ def test_a_choice_with_another_result_is_found(monkeypatch: pytest.MonkeyPatch) 
         measure(GOOD)
 
 
-def test_divisions_are_built_and_those_that_do_not_build_are_said(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setenv("NVFP4_CACHE_DIR", str(tmp_path))
+class Inline(Executor):
+    """Builds at once, in this process; from the `late`-th program on not at all."""
 
-    class Built:
-        spill_bytes = (0, 0)
+    def __init__(self, late: int = 10**6) -> None:
+        self.tasks: list[Future[Any]] = []
+        self.late = late
 
-    def build(made: Any, arch: str) -> Built:
-        constants = dict(made.constants)
+    def submit(self, fn: Callable[..., Any], /, *args: Any, **kwargs: Any) -> Future[Any]:
+        task: Future[Any] = Future()
+        if len(self.tasks) < self.late:
+            task.set_result(fn(*args, **kwargs))
+        self.tasks.append(task)
+        return task
+
+    def shutdown(self, wait: bool = True, *, cancel_futures: bool = False) -> None:
+        for task in self.tasks:
+            task.cancel()
+
+
+class Built:
+    spill_bytes = (0, 0)
+
+
+@pytest.fixture
+def builds(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> list[Any]:
+    """The programs that are built; teams of eight with two stripes are not."""
+    made: list[Any] = []
+
+    def build(program: Any, arch: str) -> Built:
+        made.append(program)
+        constants = dict(program.constants)
         if constants.get("TEAM") == 8 and constants.get("STRIPES") == 2:
             raise RuntimeError("too many registers")
         return Built()
 
     monkeypatch.setattr(compiler, "build", build)
-    monkeypatch.setattr(compiler, "find", lambda made, arch: None)
-    product = tuner.product_of(CALL | {"m": 1}, CARD, "sm_90a")
-    usable, notes = tuner.build(product, [BAD, GOOD], jobs=1)
-    assert usable == [GOOD] and "too many registers" in notes[0]
+    monkeypatch.setattr(compiler, "find", lambda program, arch: None)
+    return made
+
+
+def test_divisions_are_built_once_and_those_that_do_not_build_are_said(builds: list[Any]) -> None:
+    products = [tuner.product_of(CALL | {"m": m}, CARD, "sm_90a") for m in (1, 2)]
+    builder = tuner_build.Builder(pool=Inline())
+    for product in products:
+        builder.want(product, [BAD, GOOD])
+    assert len(builds) == len(set(builds)) and builder.waiting == 0
+    for product in products:
+        usable, notes = builder.usable(product, [BAD, GOOD], 0)
+        assert usable == [GOOD] and "too many registers" in notes[0]
+
+
+def test_divisions_that_spill_are_not_timed(
+    builds: list[Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(Built, "spill_bytes", (0, 16))
-    usable, notes = tuner.build(product, [GOOD], jobs=1)
+    product = tuner.product_of(CALL | {"m": 1}, CARD, "sm_90a")
+    builder = tuner_build.Builder(pool=Inline())
+    builder.want(product, [GOOD])
+    usable, notes = builder.usable(product, [GOOD], 0)
     assert usable == [] and "spills 16 bytes" in notes[0]
 
 
+def test_what_is_not_built_in_time_is_said(builds: list[Any]) -> None:
+    product = tuner.product_of(CALL | {"m": 1}, CARD, "sm_90a")
+    needed = len(warm.programs([product.call], *reversed((CARD, "sm_90a"))))
+    builder = tuner_build.Builder(pool=Inline(late=needed))
+    builder.want(product, [GOOD])
+    usable, notes = builder.usable(product, [GOOD], 0.01)
+    assert usable == [] and notes[0].endswith("not built in time")
+    builder = tuner_build.Builder(pool=Inline(late=0))
+    builder.want(product, [])
+    with pytest.raises(TimeoutError):
+        builder.usable(product, [], 0)
+    builder.close()
+
+
+def test_the_products_of_a_suite_are_those_that_it_measures() -> None:
+    options = Options(only=("512 tokens", "8192 x 8192, 16"), formats=("mxfp4", "mxfp8_e4m3"))
+    found = tuner.suite_products(["grouped-matmul", "matmul"], options, CARD, "sm_90a")
+    names = [product.label for product in found]
+    assert len(names) == 2 * (7 + 1) and "gpt-oss-120b up, 512 tokens, mxfp4" in names
+    judged = [GROUPED_PRODUCTS[0].label(512) + f", {fmt}" for fmt in ("mxfp4", "mxfp8_e4m3")]
+    assert names.index(judged[0]) < names.index("8192 x 8192, 16 rows, mxfp8_e4m3")
+    assert names.index(judged[1]) >= 9  # nothing is asked of it: after all that have targets
+    up = next(p for p in found if p.label == "gpt-oss-120b up, 512 tokens, mxfp4")
+    assert (up.rows, up.groups, up.key.columns) == (2048, 128, 5760)
+    planned = [tuner.division(p.launch) for p in found]
+    assert any(p.startswith("sm90 tokens ") for p in planned)
+    assert any(p.startswith("decode chunk ") for p in planned)
+
+
+def test_the_most_promising_divisions_come_first_and_few_are_tried() -> None:
+    product = tuner.product_of(GROUPED | {"n": 5760, "k": 2880, "experts": 128, "m": 2048},
+                               CARD, "sm_90a")  # fmt: skip
+    found = tuner.candidates(product)
+    kinds = [c.kernel for c in found]
+    assert kinds.count("sm90") <= tuner.MOST["sm90"] and set(kinds) == {"decode", "sm90"}
+    assert kinds.count("decode") <= tuner.MOST["decode"]
+    launches = set()
+    for choice in (None, *found):
+        with tuner.forced(choice):
+            launches.add(tuner._identity(tuner._launches(product.call, CARD, "sm_90a")[-1]))
+    assert len(launches) == len(found) + 1  # no two alike, none that of the formulas
+    # Tiles that hold the 16 rows of most ranges; of blocks of which two share a multiprocessor.
+    assert next(c for c in found if c.kernel == "sm90").tokens in (24, 32)
+    one = tuner.product_of(CALL | {"m": 1}, CARD, "sm_90a")
+    assert {c.resident for c in tuner.candidates(one)} >= {3, 4}
+
+
 # The command -------------------------------------------------------------------------------------
+
+
+class Ready:
+    """A builder that has built all."""
+
+    waiting = 0
+
+    def __init__(self, jobs: int | None) -> None:
+        pass
+
+    def want(self, product: Any, choices: Any) -> None:
+        pass
+
+    def usable(self, product: Any, choices: Any, seconds: float) -> Any:
+        return choices, []
+
+    def close(self) -> None:
+        pass
 
 
 @pytest.fixture
@@ -164,7 +271,8 @@ def shapes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     monkeypatch.setenv("NVFP4_CACHE_DIR", str(tmp_path / "cache"))
     monkeypatch.setattr(devices, "find_device", lambda purpose: Card())
     monkeypatch.setattr(tune_command, "_present", lambda: (CARD, "sm_90a"))
-    monkeypatch.setattr(tuner, "build", lambda product, choices, jobs: (choices, []))
+    monkeypatch.setattr(tuner_build, "Builder", Ready)
+    monkeypatch.setattr(tuner, "candidates", lambda p: [BAD, GOOD] if p.rows < 512 else [BAD])
     seconds = {None: 1.0, GOOD: 0.8}
     monkeypatch.setattr(
         tuner, "timer", lambda device, product: lambda choice: seconds.get(choice, 2.0)
@@ -180,7 +288,10 @@ def test_what_is_better_is_stored_and_planned_afterwards(
     out = shapes.with_name("table.json")
     result = runner.invoke(program, ["tune", "--shapes", str(shapes), "-o", str(out)])
     assert result.exit_code == 0, result.output
-    assert "team 4" in result.stdout and f"NVFP4_TUNE_TABLE={out}" in result.stdout
+    assert f"NVFP4_TUNE_TABLE={out}" in result.stdout
+    line = next(x for x in result.stdout.splitlines() if x.endswith("stored"))
+    assert line.split("  ")[0] == "16 x 8192 x 8192, bfloat16 x mxfp4" and "+25.0%" in line
+    assert line.count("decode chunk 16") == 2 and "team 4 stripes 2" in line
     table = tuning.read(out)
     assert list(table.choices.values()) == [GOOD]
     assert next(iter(table.notes.values()))["formula_us"] == 1e6
@@ -204,6 +315,67 @@ def test_a_row_goes_when_the_formulas_are_as_good(shapes: Path, runner: CliRunne
     result = runner.invoke(program, ["tune", "--shapes", str(shapes)])
     assert result.exit_code == 0 and "formulas kept" in result.stdout
     assert tuning.read(file).choices == {other: BAD, key: GOOD}
+
+
+def test_the_budget_counts_everything_and_what_it_leaves_out_is_said(
+    shapes: Path, runner: CliRunner, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    ticks = iter(range(10**6))
+    real = timing.Deadline
+    monkeypatch.setattr(timing, "Deadline", lambda budget: real(budget, lambda: next(ticks)))
+    shapes.write_text(json.dumps([CALL | {"m": [1, 2, 4, 16, 64]}]))
+    out = shapes.with_name("table.json")
+    command = ["tune", "--shapes", str(shapes), "-o", str(out), "--budget", "20"]
+    result = runner.invoke(program, command)
+    assert result.exit_code == 0, result.output
+    lines = [x for x in result.stdout.splitlines() if "bfloat16 x mxfp4" in x]
+    assert len(lines) == 5
+    late = [x for x in lines if x.endswith("left out, the budget is spent")]
+    assert 1 <= len(late) < 5 and lines[-len(late) :] == late
+    assert 1 <= len(tuning.read(out).choices) <= 5 - len(late)
+
+
+def test_what_fails_of_a_product_is_said_and_the_others_are_tuned(
+    shapes: Path, runner: CliRunner, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    measure = tuner.timer
+
+    def timer(device: Any, product: Any) -> Any:
+        if product.rows == 1:
+            raise MemoryError("the card is full")
+        return measure(device, product)
+
+    monkeypatch.setattr(tuner, "timer", timer)
+    shapes.write_text(json.dumps([CALL | {"m": [1, 16]}]))
+    result = runner.invoke(program, ["tune", "--shapes", str(shapes)])
+    assert result.exit_code == 0 and "MemoryError: the card is full" in result.stdout
+    assert len(tuning.read(tuning.file_of_card(CARD[0])).choices) == 1
+
+
+def test_suites_are_tuned_by_name(shapes: Path, runner: CliRunner) -> None:
+    only = ["--only", "8192 x 8192, 16", "--only", "Qwen3-30B-A3B up, 1 token"]
+    command = ["tune", "--suite", "matmul,grouped-matmul", "--format", "nvfp4", *only]
+    result = runner.invoke(program, command)
+    assert result.exit_code == 0, result.output
+    assert "8192 x 8192, 16 rows, nvfp4" in result.stdout
+    assert "Qwen3-30B-A3B up, 1 token, nvfp4" in result.stdout
+    for more, said in ((["--suite", "quantize"], "a suite must be one of"),
+                       (["--suite", "matmul", "--only", "nothing"], "no such shape")):  # fmt: skip
+        result = runner.invoke(program, ["tune", *more])
+        assert result.exit_code == 2 and said in result.stderr
+
+
+def test_rows_of_other_kernels_are_dropped(
+    shapes: Path, runner: CliRunner, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    file = tuning.file_of_card(CARD[0])
+    key = tuner.product_of(CALL, CARD, "sm_90a").key._replace(depth=64)
+    with monkeypatch.context() as other:
+        other.setattr(tuning, "kernels", lambda: "of yesterday")
+        tuning.write(file, Table(*CARD, {key: BAD}, {key: {}}))
+    result = runner.invoke(program, ["tune", "--shapes", str(shapes)])
+    assert result.exit_code == 0 and "1 rows of other kernels are dropped" in result.stderr
+    assert list(tuning.read(file).choices.values()) == [GOOD]
 
 
 def test_mistakes_are_said(shapes: Path, runner: CliRunner) -> None:
