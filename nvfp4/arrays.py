@@ -11,6 +11,8 @@ from __future__ import annotations
 
 import contextlib
 import sys
+from collections.abc import Callable
+from contextvars import ContextVar
 from typing import Any
 
 import numpy as np
@@ -188,6 +190,13 @@ class _Stream:
         return 0, self.handle
 
 
+#: Where arrays on the host come from that are to be written; from somewhere else where nothing is
+#: (``nvfp4.warm``).
+host_memory: ContextVar[Callable[[tuple[int, ...], Any], np.ndarray]] = ContextVar(
+    "host_memory", default=np.empty
+)
+
+
 def empty(shape: tuple[int, ...], dtype: str, like: Array, *, stream: int | None = None) -> Array:
     """A new array of the library and on the device of `like`, its bytes not yet written.
 
@@ -201,7 +210,7 @@ def empty(shape: tuple[int, ...], dtype: str, like: Array, *, stream: int | None
         with _torch_stream(torch, like, stream):
             return as_array(torch.empty(shape, dtype=kind, device=like.owner.device), "result")
     if device is None:
-        return as_array(np.empty(shape, numpy_dtype(dtype)), "result")
+        return as_array(host_memory.get()(shape, numpy_dtype(dtype)), "result")
     if library == "numba" and dtype != "bfloat16":
         cuda = sys.modules["numba.cuda"]
         with cuda.gpus[device]:

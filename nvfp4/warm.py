@@ -57,7 +57,7 @@ class _Recorder(_machine.Machine):
 
 @contextlib.contextmanager
 def recording(arch: str, card: tuple[str, int] | None = None) -> Iterator[list[Launch]]:
-    """Note what calls on host arrays launch, and run nothing.
+    """Note what calls on host arrays launch, and run nothing; results have no memory either.
 
     Parameters
     ----------
@@ -67,10 +67,11 @@ def recording(arch: str, card: tuple[str, int] | None = None) -> Iterator[list[L
         Name and multiprocessors of the card to plan for; None: an H200 without a table.
     """
     recorder = _Recorder(arch, card)
-    token = _machine._machine.set(recorder)
+    token, memory = _machine._machine.set(recorder), arrays.host_memory.set(_reserved)
     try:
         yield recorder.launches
     finally:
+        arrays.host_memory.reset(memory)
         _machine._machine.reset(token)
 
 
@@ -160,8 +161,11 @@ def programs(
 
 
 def _array(shape: Iterable[int], dtype: str) -> np.ndarray:
+    return _reserved(tuple(shape), arrays.numpy_dtype(dtype))
+
+
+def _reserved(shape: tuple[int, ...], kind: np.dtype[Any]) -> np.ndarray:
     """Addresses, aligned as by a GPU's allocator, with no memory behind them."""
-    kind, shape = arrays.numpy_dtype(dtype), tuple(shape)
     size = math.prod(shape) * kind.itemsize
     # Pages that cannot be written cost the system nothing, so there may be more than it has.
     flags = mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS
@@ -204,11 +208,15 @@ def _qtensor(
 
 
 def operand(
-    kind: str, shape: tuple[int, ...], scale_layout: str, offsets: np.ndarray | None = None
+    kind: str,
+    shape: tuple[int, ...],
+    scale_layout: str,
+    offsets: np.ndarray | None = None,
+    decode_scale: Any = None,
 ) -> Any:
     """A QTensor where `kind` is a format, else an array of that dtype."""
     if kind in FORMATS or kind == "mxfp8":
-        return _qtensor(kind, shape, scale_layout, offsets)
+        return _qtensor(kind, shape, scale_layout, offsets, decode_scale)
     return _array(shape, kind)
 
 
@@ -433,7 +441,8 @@ def _grouped_matmul(
         ranges = {"row_counts": np.zeros(experts, index_dtype)}
     else:
         offsets = _offsets(row_indices or m, groups, index_dtype)
-        left = _rows(a, (m, k), scale_layout, offsets, row_indices, _scale(a_decode_scale, groups))
+        own = None if row_indices else offsets  # rows that are gathered have no ranges of their own
+        left = operand(a, (m, k), scale_layout, own, _scale(a_decode_scale, groups))
         ranges = {
             "row_offsets": offsets,
             "expert_ids": np.arange(groups, dtype=index_dtype) if expert_ids else None,
@@ -452,20 +461,6 @@ def _grouped_matmul(
         compute=compute,
         batch_invariant=batch_invariant,
     )
-
-
-def _rows(
-    kind: str,
-    shape: tuple[int, int],
-    scale_layout: str,
-    offsets: np.ndarray,
-    gathered: int,
-    decode_scale: Any,
-) -> Any:
-    """A of a grouped product: a format's rows have ranges of their own, unless gathered."""
-    if kind in FORMATS or kind == "mxfp8":
-        return _qtensor(kind, shape, scale_layout, None if gathered else offsets, decode_scale)
-    return _array(shape, kind)
 
 
 def _quantize_rows(dtype: str, shape: list[int]) -> None:

@@ -16,6 +16,12 @@ def test_a_plan_is_printed(runner: CliRunner) -> None:
     options = ["--experts", "4", "--rows", "12", "--out", "nvfp4", "--arch", "sm_80"]
     result = runner.invoke(program, ["plan", "8", "64", "128", *options])
     assert result.exit_code == 0 and "OUTPUT=codes" in result.stdout and "A100" in result.stdout
+    options = ["-a", "e4m3", "--compute", "fp8", "--card", "H200"]
+    result = runner.invoke(program, ["plan", "512", "4096", "4096", *options])
+    assert result.exit_code == 0 and "MATRICES=narrow" in result.stdout
+    options = ["--experts", "4", "--row-counts", "--batch-invariant", "--card", "H200"]
+    result = runner.invoke(program, ["plan", "512", "4096", "4096", *options])
+    assert result.exit_code == 0 and "OFFSETS=counts_int32" in result.stdout
 
 
 @pytest.mark.parametrize(
