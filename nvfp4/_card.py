@@ -191,7 +191,7 @@ class Card:
         count = len(parameters) // 8
         memory = (ctypes.c_uint64 * (2 * count))()
         start = ctypes.addressof(memory) + 8 * count
-        memory[:count] = range(start, start + 8 * count, 8)
+        memory[:count] = [*range(start, start + 8 * count, 8)]
         ctypes.memmove(start, parameters, 8 * count)
         return ctypes.byref(config), model[0][1], ctypes.byref(memory), None
 
@@ -213,6 +213,18 @@ class Card:
         status = self._submit(*arguments)
         self._free.append(call)
         return status
+
+    def once(self, parameters: bytes, stream: int) -> None:
+        """Launch, whichever device is current."""
+        if self._alone:
+            status = self._submitted(parameters, stream)
+            if status != 0:
+                self._failed_alone(status, parameters, stream)
+        elif _driver.current_ordinal() == self._ordinal:
+            self(parameters, stream)
+        else:
+            with _driver.on_device(self._ordinal):
+                self(parameters, stream)
 
     def bound(self, parameters: bytes) -> Callable[[int], None]:
         """What launches on a stream, whichever device is current.
@@ -288,14 +300,13 @@ class Card:
         )
 
 
-def picker(order: Sequence[int]) -> Callable[[Sequence[Any]], tuple[Any, ...]]:
-    """What picks the items at these places out of a sequence, as a tuple."""
+def picker(order: Sequence[int]) -> Callable[[tuple[Any, ...]], tuple[Any, ...]]:
+    """What picks the items at these places out of a tuple, as a tuple; a function in C."""
     if len(order) > 1:
         return itemgetter(*order)
-    if order:
-        (at,) = order
-        return lambda values: (values[at],)
-    return lambda values: ()
+    # Of one item, `itemgetter` gives no tuple, but of a slice it does.
+    (at,) = order or (0,)
+    return itemgetter(slice(at, at + len(order)))
 
 
 def launch_attributes(cuda: Any, launch: Launch) -> list[Any]:

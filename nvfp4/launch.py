@@ -238,7 +238,8 @@ class Prepared:
         ValueError
             A parameter cannot hold its number.
         """
-        bound = [card.bound(card.pack(pick(values))) for card, pick in self._cards]
+        given = tuple(values)
+        bound = [card.bound(card.pack(pick(given))) for card, pick in self._cards]
         if len(bound) == 1:  # most calls are one launch
             return bound[0]
 
@@ -258,7 +259,9 @@ class Prepared:
         stream
             A ``CUstream``'s handle; 0 is the legacy default stream.
         """
-        self.bind(values)(stream)
+        given = tuple(values)
+        for card, pick in self._cards:
+            card.once(card.pack(pick(given)), stream)
 
 
 def prepare(launches: Iterable[Launch], device: int | None = None, *, stream: int = 0) -> Prepared:

@@ -1,27 +1,30 @@
 """Host time of every public call that is like one before: ``python -m tests.host_cost``.
 
 On a card, through PyTorch and CuPy, whichever is installed. With ``--pretend``, where there is no
-card, the calls of the driver do nothing, so that what is left is Python: CuPy's arrays lie in host
-memory. ``--profile CALL`` shows where the time of one call goes.
+card, the driver's call does nothing, so that what is left is Python, the libraries' look-ups and
+the call of a function in C. ``--profile CALL`` shows where the time of one call goes; ``--count``
+counts the functions and bytecodes of the package that a call runs, which no other process disturbs.
 """
 
 from __future__ import annotations
 
 import argparse
 import cProfile
-import functools
 import importlib.util
+import math
 import pstats
 import sys
 import timeit
 from collections.abc import Callable
-from types import SimpleNamespace
+from pathlib import Path
 from typing import Any, NamedTuple
 
 import ml_dtypes
 import numpy as np
 
 import nvfp4
+
+from .pretended import pretend
 
 LIMIT_US = 10.0
 BATCH, BATCHES = 100, 60
@@ -92,7 +95,10 @@ def public_calls(library: Library) -> dict[str, Callable[[], Any]]:
     ids, index = there(np.arange(3, dtype=np.int32)), there(np.arange(16, dtype=np.int32))
     a = tensor(library, nvfp4.quantize(values(16, 256), "mxfp4"))
     b = tensor(library, nvfp4.quantize(values(64, 256), "mxfp4"))
-    experts = tensor(library, nvfp4.quantize(values(3, 64, 256), "mxfp4"))
+    b_prepared = tensor(library, nvfp4.prepare_weights(nvfp4.quantize(values(64, 256), "mxfp4")))
+    weights = nvfp4.quantize(values(3, 64, 256), "mxfp4")
+    experts = tensor(library, weights)
+    experts_prepared = tensor(library, nvfp4.prepare_weights(weights))
     product = there(np.zeros((16, 64), ml_dtypes.bfloat16))
     plain = there(np.zeros((16, 256), np.float32))
     bias = nvfp4.epilogues.bias(there(np.zeros(64, np.float32)))
@@ -116,11 +122,15 @@ def public_calls(library: Library) -> dict[str, Callable[[], Any]]:
         "matmul of tensors": lambda: nvfp4.matmul(a, b, out=product),
         "matmul, bias": lambda: nvfp4.matmul(x, b, epilogue=bias, out=product),
         "matmul, a function": lambda: nvfp4.matmul(x, b, epilogue=doubled, out=product),
+        "matmul, prepared": lambda: nvfp4.matmul(x, b_prepared, out=product),
         "grouped_matmul": lambda: nvfp4.grouped_matmul(
             x, experts, row_offsets=grouped.groups, out=product
         ),
         "grouped_matmul, ids and rows": lambda: nvfp4.grouped_matmul(
             x, experts, row_offsets=grouped.groups, expert_ids=ids, row_indices=index, out=product
+        ),
+        "grouped_matmul, prepared": lambda: nvfp4.grouped_matmul(
+            x, experts_prepared, row_offsets=grouped.groups, out=product
         ),
         "dequantize": lambda: q.dequantize(out=plain),
         "interleave_scales": lambda: nvfp4.interleave_scales(scales, out=tiles),
@@ -128,44 +138,79 @@ def public_calls(library: Library) -> dict[str, Callable[[], Any]]:
     }
 
 
-def microseconds(call: Callable[[], Any], wait: Callable[[], Any]) -> float:
-    """The least, over batches that never fill the queue, of what one call costs the host."""
-    call()
-    call()
-    times = []
+def the_launch_alone(library: Library) -> Callable[[], Any]:
+    """The last that a call of `quantize` does: what is left is the driver's part."""
+    from nvfp4 import launch
+    from nvfp4.api import _place, _repeat
+
+    values = np.ones((16, 256), np.float32)
+    x, q = library.there(values), tensor(library, nvfp4.quantize(values, "nvfp4"))
+    _repeat.forget()
+    with _place.noted() as notes:
+        nvfp4.quantize(x, "nvfp4", out=q)
+    ((_, launches, where, buffers),) = notes
+    prepared = launch.prepare(launches, where.device)
+    given = [buffers[name] for name in prepared.names]
+    bound = prepared.bind([getattr(value, "pointer", value or 0) for value in given])
+    kept = x, q
+    return lambda: bound(0) if kept else None
+
+
+def _known(call: Callable[[], Any]) -> None:
+    """Make a call until all is ready for the next one: three times for each of 16 inputs."""
+    for _ in range(3 * 16):
+        call()
+
+
+def microseconds(calls: dict[str, Callable[[], Any]], wait: Callable[[], Any]) -> dict[str, float]:
+    """The least, over batches that never fill the queue, of what each call costs the host.
+
+    By turns: a processor's clock changes by half from one second to the next.
+    """
+    times = {}
+    for label, call in calls.items():
+        _known(call)
+        times[label] = math.inf
     for _ in range(BATCHES):
-        wait()
-        times.append(timeit.timeit(call, number=BATCH) / BATCH)
-    return min(times) * 1e6
+        for label, call in calls.items():
+            wait()
+            times[label] = min(times[label], timeit.timeit(call, number=BATCH) / BATCH * 1e6)
+    return times
 
 
-def pretend() -> dict[str, Callable[[], Library]]:
-    """No card: a driver whose calls do nothing, and a stub of CuPy over host memory."""
-    from nvfp4 import driver, launch
-    from tests.api import stubs
-    from tests.compile.fake_driver import FakeDriver
+class Counted(NamedTuple):
+    """What a call runs of this package."""
 
-    cupy = stubs.Cupy()
-    sys.modules["cupy"] = cupy
+    functions: int
+    bytecodes: int
 
-    fake = FakeDriver()
-    fake.stack.append(0)
-    nothing = SimpleNamespace(cuLaunchKernelEx=lambda *args: 0, cuCtxGetDevice=lambda place: 0)
-    loaded, stream = SimpleNamespace(handle=1), SimpleNamespace(ptr=0)
-    driver.driver = functools.cache(lambda: fake)
-    driver._library = lambda binding: nothing
-    launch._ready = lambda *args: loaded  # type: ignore[assignment, return-value]
-    launch.architecture = lambda device: "sm_90a"  # type: ignore[assignment]
-    cupy.cuda.get_current_stream = lambda device: stream
 
-    def there(x: np.ndarray) -> Any:
-        x = np.array(x, order="C")
-        memory = np.zeros(x.nbytes + 256, np.uint8)
-        skip = -memory.ctypes.data % 256
-        memory[skip : skip + x.nbytes] = x.reshape(-1).view(np.uint8)
-        return stubs.CupyArray(np.ndarray(x.shape, x.dtype, memory, skip))
+def counted(call: Callable[[], Any]) -> Counted:
+    """Functions that are entered, and bytecodes; of a call that has been made before."""
+    package = str(Path(nvfp4.__file__).parent)
+    functions = bytecodes = 0
 
-    return {"cupy": lambda: Library(there, lambda: None)}
+    def entered(frame: Any, event: str, argument: Any) -> Any:
+        nonlocal functions
+        if not frame.f_code.co_filename.startswith(package):
+            return None
+        functions += 1
+        frame.f_trace_opcodes = True
+        return inside
+
+    def inside(frame: Any, event: str, argument: Any) -> Any:
+        nonlocal bytecodes
+        bytecodes += event == "opcode"
+        return inside
+
+    _known(call)
+    before = sys.gettrace()
+    sys.settrace(entered)
+    try:
+        call()
+    finally:
+        sys.settrace(before)
+    return Counted(functions, bytecodes)
 
 
 def main() -> None:
@@ -173,23 +218,38 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--pretend", action="store_true", help="there is no card")
     parser.add_argument("--profile", metavar="CALL", help="where the time of one call goes")
+    parser.add_argument("--count", action="store_true", help="count instead of measuring")
     options = parser.parse_args()
-    makers = pretend() if options.pretend else LIBRARIES
-    for name, make in makers.items():
-        if not options.pretend and importlib.util.find_spec(name) is None:
-            continue
-        library = make()
-        for label, call in public_calls(library).items():
-            if options.profile is None:
-                print(f"{name:6s} {label:32s} {microseconds(call, library.wait):6.2f} us")
-            elif options.profile == label:
-                microseconds(call, library.wait)
-                profile = cProfile.Profile()
-                profile.enable()
-                for _ in range(10_000):
-                    call()
-                profile.disable()
-                pstats.Stats(profile).sort_stats("tottime").print_stats(20)
+    for name, library in _libraries(options.pretend).items():
+        calls = public_calls(library)
+        if options.profile is not None:
+            _profile(calls[options.profile])
+        elif options.count:
+            for label, call in calls.items():
+                made = counted(call)
+                print(f"{name:6s} {label:32s} {made.functions:3d} {made.bytecodes:4d}")
+        else:
+            calls["the launch alone"] = the_launch_alone(library)
+            for label, us in microseconds(calls, library.wait).items():
+                missed = "  missed" if us > LIMIT_US else ""
+                print(f"{name:6s} {label:32s} {us:6.2f} us{missed}")
+
+
+def _libraries(pretended: bool) -> dict[str, Library]:
+    if pretended:
+        return {name: Library(there, lambda: None) for name, there in pretend().items()}
+    found = [name for name in LIBRARIES if importlib.util.find_spec(name) is not None]
+    return {name: LIBRARIES[name]() for name in found}
+
+
+def _profile(call: Callable[[], Any]) -> None:
+    _known(call)
+    profile = cProfile.Profile()
+    profile.enable()
+    for _ in range(10_000):
+        call()
+    profile.disable()
+    pstats.Stats(profile).sort_stats("tottime").print_stats(20)
 
 
 if __name__ == "__main__":

@@ -1,10 +1,11 @@
 """What an argument of a call is, as quickly as its library tells.
 
-A *look* at an argument is hashable: of an array its address alone. The metadata of all arrays of a
-call are then compared at once, by code of their library (:func:`watched`), because in Python the
-same costs several times as much. Any of it may have changed in place, so nothing is taken from an
-array's identity. What holds arrays, a QTensor or an epilogue, keeps what was found of them the last
-time, and where they were: that is looked at again. A look that cannot be had raises an error.
+A *look* at an argument is hashable. Of CuPy's arrays it is all that calls depend on but for strides
+of arrays with gaps. Of PyTorch's it is the address alone; the metadata of all tensors of a call are
+then compared at once, by code of the library (:func:`watched`), because in Python the same costs
+several times as much. Any of it may have changed in place, so nothing is taken from an array's
+identity. What holds arrays, a QTensor or an epilogue, keeps what was found of them the last time,
+and where they were: that is looked at again. A look that cannot be had raises an error.
 
 :func:`describe` says what plans depend on: metadata, apart from addresses and numbers.
 """
@@ -33,13 +34,15 @@ __all__ = ["LIBRARIES", "LOOKS", "Library", "Watched", "describe", "forget", "le
 _FLT_MAX = 3.4028234663852886e38
 _MOST = 4096
 
-#: What tells an array's metadata, and what it told of each array of a call; or None, and what tells
-#: whether arrays have the same.
-Alike = tuple[Callable[[Any], Any], list[Any]] | tuple[None, Callable[..., bool]]
+#: What looks leave open of arrays: what tells it, and what it told of each array of a call; or
+#: None, and what tells whether arrays are alike. None: looks tell all.
+Alike = tuple[Callable[[Any], Any], list[Any]] | tuple[None, Callable[..., bool]] | None
 
 #: What finds the arrays among a call's arguments; which argument is an epilogue that has some; how
-#: arrays are compared with those of the call.
-Watched = tuple[Callable[[Any], tuple[Any, ...]], int | None, Callable[[Any], Any] | None, Any]
+#: arrays are compared with those of the call. None: there is nothing to compare.
+Watched = (
+    tuple[Callable[[Any], tuple[Any, ...]], int | None, Callable[[Any], Any] | None, Any] | None
+)
 
 
 class Library(NamedTuple):
@@ -47,11 +50,11 @@ class Library(NamedTuple):
 
     #: Of an array's class: the function that tells an array's address.
     address: Callable[[type], Callable[[Any], int]]
-    #: Of an array's class: what is equal as long as an array has the same memory.
-    memory: Callable[[type], Callable[[Any], Any]]
+    #: Of an array's class: an array's look.
+    look: Callable[[type], Callable[[Any], Any]]
     #: Metadata of an array; an error if calls refuse it.
     facts: Callable[[Any], tuple[Any, ...]]
-    #: Of arrays: how others are compared with them.
+    #: Of arrays: how others of the same looks are compared with them.
     alike: Callable[[tuple[Any, ...]], Alike]
     #: Makes the function that tells the handle of a device's current stream.
     stream: Callable[[], Callable[[int], int]]
@@ -60,21 +63,23 @@ class Library(NamedTuple):
 # CuPy ---------------------------------------------------------------------------------------------
 
 _CUPY_ADDRESS = attrgetter("data.ptr")
-#: An object that says where the memory is and never changes.
-_CUPY_MEMORY = attrgetter("data")
+_CUPY_STRIDES = attrgetter("strides")
 _CUPY_FACTS = attrgetter("dtype", "shape", "strides", "data.device_id")
-_CUPY_CONTIGUOUS = attrgetter("dtype", "shape", "_c_contiguous", "data.device_id")
-_CUPY_CONTIGUOUS_ALONE = attrgetter("dtype", "shape", "_c_contiguous")
+
+
+def _cupy_look(kind: type) -> Callable[[Any], Any]:
+    names = ["data.ptr", "dtype", "shape"]
+    # A flag is had in a fifth of the time of a tuple of strides.
+    names.append("_c_contiguous" if hasattr(kind, "_c_contiguous") else "strides")
+    if _devices() != 1:  # else all arrays are there
+        names.append("data.device_id")
+    return attrgetter(*names)
 
 
 def _cupy_alike(arrays: tuple[Any, ...]) -> Alike:
-    # A flag is had in a third of the time of a tuple of strides; the device in another third, and
-    # where there is one, all arrays are on it.
-    contiguous = all([getattr(array, "_c_contiguous", False) is True for array in arrays])
-    facts: Callable[[Any], Any] = _CUPY_CONTIGUOUS if contiguous else _CUPY_FACTS
-    if contiguous and _devices() == 1:
-        facts = _CUPY_CONTIGUOUS_ALONE
-    return facts, [*map(facts, arrays)]
+    if all([getattr(array, "_c_contiguous", True) for array in arrays]):
+        return None
+    return _CUPY_STRIDES, [*map(_CUPY_STRIDES, arrays)]
 
 
 @functools.cache
@@ -164,7 +169,7 @@ def _torch_stream() -> Callable[[int], int]:
 LIBRARIES = {
     "cupy": Library(
         lambda kind: _CUPY_ADDRESS,
-        lambda kind: _CUPY_MEMORY,
+        _cupy_look,
         _CUPY_FACTS,
         _cupy_alike,
         _cupy_stream,
@@ -206,7 +211,7 @@ def _look_at_qtensor(q: QTensor) -> _Held:
     if seen is not None:
         # One by one: as a list they cost half as much again.
         address, a, b, c, d, e, at_a, at_b, at_c, at_d, at_e, look = seen
-        if address is None:  # CuPy: what `_CUPY_MEMORY` tells, in half the time
+        if address is None:  # CuPy, whose arrays say by an object where they are
             if (
                 a.data is at_a
                 and b.data is at_b
@@ -230,10 +235,13 @@ def _look_at_qtensor(q: QTensor) -> _Held:
     same = _one_of(_metadata, (q.format, q.shape, q.scale_layout, decode, specs), _Same())
     pointers = [array.pointer for array in arrays if array is not None]
     found: _Held = _one_of(_held, (same, *pointers), _Held(same, pointers))
-    memory = LIBRARIES[library].memory(type(parts.codes.owner))
-    owners = [None if array is None else array.owner for array in arrays]
-    places = [None if owner is None else memory(owner) for owner in owners]
-    q.__dict__["_seen"] = None if library == "cupy" else memory, *owners, *places, found
+    address, owners = None, [None if array is None else array.owner for array in arrays]
+    if library == "cupy":
+        places = [None if owner is None else owner.data for owner in owners]
+    else:
+        address = LIBRARIES[library].address(type(parts.codes.owner))
+        places = [None if array is None else array.pointer for array in arrays]
+    q.__dict__["_seen"] = address, *owners, *places, found
     return found
 
 
@@ -259,42 +267,39 @@ def _describe_number(value: Any, pointers: list[int], numbers: list[int]) -> Any
 
 
 def _look_at_epilogue(epilogue: Epilogue) -> _Same:
-    """What is found by what it compiles to, as of now, and by where its arrays are."""
+    """What is found by what it compiles to, as of now, and by the looks at its arrays."""
     seen = epilogue._seen
     if seen is not None:
-        fn, code, defaults, reached, memory, first, at_first, others, at_others, look = seen
+        fn, code, defaults, reached, look, first, at_first, others, at_others, found = seen
         # What `compiled_alike` would look at, which had to find the function first.
         if (
             fn.__code__ is code
             and fn.__defaults__ is defaults
-            and (first is None or memory(first) == at_first)
-            and (others is None or [*map(memory, others)] == at_others)
+            and (first is None or look(first) == at_first)
+            and (others is None or [*map(look, others)] == at_others)
         ):
             try:
                 for ask, at, value in reached:
                     if ask(at) is not value:
                         break
                 else:
-                    return look  # type: ignore[no-any-return]
+                    return found  # type: ignore[no-any-return]
             except (KeyError, ValueError):  # a variable is gone
                 pass
     fn, arrays = epilogue.fn, epilogue.arrays
     _, code, defaults, reached, compiled = seen_function(fn)
-    kinds = [type(array) for array in arrays]
-    memory, first, at_first, others, at_others = None, None, None, None, None
+    look, at_arrays = None, []
     if arrays:
-        (library,) = {_ARRAYS[kind] for kind in kinds}
-        memory = library.memory(kinds[0])
-        first, at_first = arrays[0], memory(arrays[0])
-    if arrays[1:]:
-        others, at_others = arrays[1:], [*map(memory, arrays[1:])]
-    pointers = [LOOKS[kind](array) for kind, array in zip(kinds, arrays, strict=True)]
-    key = compiled, epilogue.pair, epilogue.halves, epilogue.axes, *pointers
-    found: _Same = _one_of(_held, key, _Same())
+        look = LOOKS[type(arrays[0])]
+        at_arrays = [*map(look, arrays)]  # an error: of several libraries
+    key = compiled, epilogue.pair, epilogue.halves, epilogue.axes, *at_arrays
+    found = _one_of(_held, key, _Same())
+    first, at_first = (arrays[0], at_arrays[0]) if arrays else (None, None)
+    others, at_others = (arrays[1:], at_arrays[1:]) if arrays[1:] else (None, None)
     epilogue.__dict__["_seen"] = (
-        fn, code, defaults, reached, memory, first, at_first, others, at_others, found,
+        fn, code, defaults, reached, look, first, at_first, others, at_others, found,
     )  # fmt: skip
-    return found
+    return found  # type: ignore[no-any-return]
 
 
 def _describe_epilogue(epilogue: Epilogue, pointers: list[int], numbers: list[int]) -> Any:
@@ -306,7 +311,8 @@ def _describe_epilogue(epilogue: Epilogue, pointers: list[int], numbers: list[in
 # All of them --------------------------------------------------------------------------------------
 
 #: Class of an argument -> its look. Looks at values of different kinds are never equal: an array's
-#: is an int, a number's bytes or a tuple. Functions in C are a third of the price of others.
+#: is an int or begins with one, a number's bytes or begins with a word. Functions in C are a third
+#: of the price of others.
 LOOKS: dict[type, Callable[[Any], Any]] = {
     type(None): {}.get,  # None
     str: str,
@@ -330,6 +336,7 @@ _DESCRIBE: dict[type, Callable[[Any, list[int], list[int]], Any]] = {
     FunctionType: lambda value, pointers, numbers: compiled_alike(value),
 }
 _ARRAYS: dict[type, Library] = {}
+_ADDRESSES: dict[type, Callable[[Any], int]] = {}
 
 
 def learn(kind: type, library: str) -> None:
@@ -337,7 +344,8 @@ def learn(kind: type, library: str) -> None:
     if kind not in LOOKS:
         _ARRAYS[kind] = LIBRARIES[library]
         _DESCRIBE[kind] = _describe_array
-        LOOKS[kind] = LIBRARIES[library].address(kind)
+        _ADDRESSES[kind] = LIBRARIES[library].address(kind)
+        LOOKS[kind] = LIBRARIES[library].look(kind)
 
 
 def forget() -> None:
@@ -348,7 +356,7 @@ def forget() -> None:
 
 def _describe_array(array: Any, pointers: list[int], numbers: list[int]) -> Any:
     kind = type(array)
-    pointers.append(LOOKS[kind](array))
+    pointers.append(_ADDRESSES[kind](array))
     return _ARRAYS[kind].facts(array)
 
 
@@ -379,6 +387,7 @@ def watched(arguments: tuple[Any, ...]) -> Watched:
         (at,) = epilogues
         arrays += arguments[at].arrays
     if not arrays:
-        return pick, None, None, lambda: True
+        return None
     (library,) = {_ARRAYS[type(array)] for array in arrays}
-    return pick, at, *library.alike(arrays)
+    alike = library.alike(arrays)
+    return None if alike is None else (pick, at, *alike)

@@ -2,8 +2,9 @@
 
 With ``out=`` nothing is allocated, and a serving loop makes the same calls over and over. What a
 call does depends on its options and on each array's metadata and address, on nothing else. So a
-call is found by its options and addresses, and its metadata are compared with those of the call
-that was remembered; what is remembered are the launches with their arguments, ready to go. A call
+call is found by its options and by what a look at each argument tells, and what looks leave open is
+compared with the call that was remembered; what is remembered are the launches with their
+arguments, ready to go. A call
 with the same metadata at other addresses, or with other numbers, is found by what its plan depends
 on (what addresses are in units of 32 bytes and which are equal), is checked for overlaps, and is
 then remembered too. Whatever is not found goes the long way, which has all checks and messages.
@@ -37,26 +38,17 @@ _MOST_PLANS = 2048
 _MOST_VIEWS = 4
 
 
-#: A call, all of it:
+#: A call, all of it but what it is found by:
 #:
-#: * what finds, in its arguments, the arrays whose metadata may differ; which argument is an
-#:   epilogue with more of them, or None;
-#: * what tells an array's metadata, and the list of those of this call; or None, and what tells
-#:   whether arrays have them;
+#: * what is compared then: what finds, in its arguments, the arrays whose metadata may differ;
+#:   which argument is an epilogue with more of them, or None; what tells an array's metadata, and
+#:   the list of those of this call; or None, and what tells whether arrays have them. None: there
+#:   is nothing to compare;
 #: * what launches it on a stream; what tells the current stream of a device; that device;
-#: * another call, which differs in metadata alone.
+#: * another call, which is found by the same.
 #:
 #: A plain tuple, which is taken apart in a third of the time of a named one.
-_Call = tuple[
-    Callable[[Any], tuple[Any, ...]],
-    int | None,
-    Callable[[Any], Any] | None,
-    Any,
-    Callable[[int], None],
-    Callable[[int], int],
-    int,
-    Any,
-]
+_Call = tuple[Watched, Callable[[int], None], Callable[[int], int], int, Any]
 
 
 class _Plan(NamedTuple):
@@ -108,7 +100,10 @@ def repeat(call: Repeated, stream: Any) -> bool:
         key = tuple(looks)
         known = _calls.get(key)
         while known is not None:
-            pick, at, facts, wanted, launch, current, device, known = known
+            compared, launch, current, device, known = known
+            if compared is None:
+                break
+            pick, at, facts, wanted = compared
             arrays = pick(arguments)
             if at is not None:
                 arrays += arguments[at].arrays
@@ -121,7 +116,7 @@ def repeat(call: Repeated, stream: Any) -> bool:
             moved = _moved(key, call)
             if moved is None:
                 return False
-            *_, launch, current, device, _ = moved
+            _, launch, current, device, _ = moved
     except _UNLIKE:
         return False
     if stream is None:
@@ -172,14 +167,16 @@ def _keep(key: Any, call: Repeated, plan: _Plan, pointers: list[int], numbers: l
     others: Any = None
     for other in reversed(views(_calls.get(key))[: _MOST_VIEWS - 1]):
         others = (*other[:-1], others)
-    pick, at, facts, wanted = plan.watched
-    arrays = pick(call[2])
-    if at is not None:
-        arrays += call[2][at].arrays
-    if not (wanted(*arrays) if facts is None else [*map(facts, arrays)] == wanted):
-        # The same to plans, but not to the library: strides of axes of one.
-        pick, at, facts, wanted = watched(call[2])
-    made = (pick, at, facts, wanted, plan.prepared.bind(values), plan.stream, plan.device, others)
+    compared = plan.watched
+    if compared is not None:
+        pick, at, facts, wanted = compared
+        arrays = pick(call[2])
+        if at is not None:
+            arrays += call[2][at].arrays
+        if not (wanted(*arrays) if facts is None else [*map(facts, arrays)] == wanted):
+            # The same to plans, but not to the library: strides of axes of one.
+            compared = watched(call[2])
+    made = (compared, plan.prepared.bind(values), plan.stream, plan.device, others)
     if len(_calls) >= _MOST_CALLS:
         _calls.clear()
     _calls[key] = made

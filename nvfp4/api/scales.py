@@ -90,7 +90,7 @@ def deinterleave_scales(
         overlapping ones.
     """
     try:
-        rows, blocks = (operator.index(n) for n in shape)
+        rows, blocks = map(operator.index, shape)
     except (TypeError, ValueError):
         raise TypeError(f"shape must be two ints, (M, blocks); got {shape!r}") from None
     again = "deinterleave_scales", (rows, blocks), (scales, out)

@@ -177,3 +177,16 @@ def test_a_function_at_the_place_of_another_is_looked_at_anew() -> None:
     first = compiled_alike(one)
     epilogue._seen[id(two)] = epilogue._seen[id(one)]
     assert compiled_alike(two) is not first
+
+
+def test_a_function_that_was_dropped_meanwhile_is_looked_at_again(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """By another thread, for whose functions there was no room."""
+
+    class Dropping(dict[int, Any]):
+        def get(self, key: int, default: Any = None) -> None:
+            return None
+
+    monkeypatch.setattr(epilogue, "_seen", Dropping())
+    assert epilogue.seen_function(function)[-1] is compiled_alike(function)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ctypes
+import inspect
 import sys
 import threading
 from collections.abc import Iterator
@@ -12,6 +13,7 @@ from typing import Any
 
 import pytest
 
+from nvfp4 import _card
 from nvfp4 import compile as compiler
 from nvfp4 import driver as driver_module
 from nvfp4 import launch as launch_module
@@ -242,10 +244,12 @@ def test_a_bound_launch_goes_to_any_stream_any_number_of_times(
     fake.count = count
     clustered = copy(cluster=(2, 1, 1))
     bound = [prepare([clustered], 0).bind((value, value + 1)) for value in (0x10, 0x20)]
-    streams = [stream for _ in range(4) for stream in range(12)]
+    streams = [5, 6, 5, 5, 6, 6, *[stream for stream in range(12) for _ in range(4)], 1, 2]
     for stream in streams:
         for one in bound:
             one(stream)
+            kept = inspect.getclosurevars(one).nonlocals.get("known", {})
+            assert len(kept) <= _card._MOST_STREAMS
     for one in bound:
         one()
     streams.append(0)

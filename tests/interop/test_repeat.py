@@ -31,7 +31,9 @@ def comparison(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) 
 def remembered(*tensors: torch.Tensor) -> Callable[..., bool]:
     """What tells whether a call with other tensors counts as one with these, as of now."""
     addresses = [_looks.LOOKS[type(tensor)](tensor) for tensor in tensors]
-    pick, _, facts, wanted = _looks.watched(tensors)
+    compared = _looks.watched(tensors)
+    assert compared is not None
+    pick, _, facts, wanted = compared
 
     def again(*others: torch.Tensor) -> bool:
         others = others or tensors
