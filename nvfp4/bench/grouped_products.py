@@ -264,8 +264,7 @@ def _measure_case(
         input_bits=case.rows.bits,
         flops=case.rows.flops(fmt),
     )
-    if not note and not case.invariant:
-        note = _on_record(layer, fmt, tokens)
+    note = "; ".join(filter(None, [note, _on_record(layer, fmt, tokens, case)]))
     run.add(
         row(
             case.rows.group(GROUP), layer.label(tokens) + case.suffix, fmt.name, "nvfp4", timing,
@@ -276,9 +275,17 @@ def _measure_case(
     return timing.median
 
 
-def _on_record(layer: Layer, fmt: BlockFormat, tokens: int) -> str:
+def _on_record(layer: Layer, fmt: BlockFormat, tokens: int, case: Case) -> str:
+    """What the best peers of another day took."""
+    if case.invariant:
+        return ""
+    found = []
     known = layer.figures(fmt.name).get(tokens)
-    return "" if known is None else f"best bfloat16 peer on record: {known[2]:g} us"
+    if known is not None and case.rows.targeted:
+        found.append(f"bfloat16 {known[2]:g} us")
+    if layer.e4m3 and tokens in TOKENS and fmt.name == "mxfp4" and case.rows != BFLOAT16:
+        found.append(f"e4m3 {layer.e4m3[TOKENS.index(tokens)]:g} us")
+    return f"best peer on record: {', '.join(found)}" if found else ""
 
 
 def _arguments(

@@ -188,6 +188,8 @@ class Layer:
     targets
         Format -> tokens -> (floor, target, best peer with bfloat16 activations) in microseconds on
         an H200; the target is the fraction floor / target.
+    e4m3
+        Microseconds of the best peer with MXFP4 weights and e4m3 activations by token, by TOKENS.
     """
 
     name: str
@@ -197,6 +199,7 @@ class Layer:
     top_k: int
     gathered: bool
     targets: tuple[tuple[str, tuple[tuple[int, float, float, float], ...]], ...]
+    e4m3: tuple[float, ...] = ()
 
     def label(self, tokens: int) -> str:
         """Such as ``gpt-oss-120b down, 32 tokens``."""
@@ -225,27 +228,34 @@ def _figures(fmt: str, *rows: tuple[float, float, float]):  # type: ignore[no-un
 GROUPED_PRODUCTS = (
     Layer("gpt-oss-120b down", 128, 2880, 2880, 4, False, (
         _figures("mxfp4", (4.1, 8.2, 15.3), (82.7, 92, 135.5), (136.7, 161, 265.4),
-                 (688.1, 748, 1293)),)),
+                 (688.1, 748, 1293)),),
+        (15.2, 185.8, 321.3, 1001)),
     Layer("gpt-oss-120b up", 128, 5760, 2880, 4, True, (
         _figures("mxfp4", (8.2, 13.7, 21.4), (165.1, 183, 253.8), (268.5, 316, 511.8),
-                 (1376.2, 1496, 2471)),)),
+                 (1376.2, 1496, 2471)),),
+        (25, 356.4, 620.1, 1908)),
     Layer("Mixtral 8x7B down", 8, 4096, 14336, 2, False, (
         _figures("mxfp4", (14.5, 19.3, 28.0), (58.6, 65, 92.7), (152.2, 179, 332.7),
                  (2435.6, 2647, 2917)),
         _figures("nvfp4", (15.4, 21, 28.7), (62.0, 69, 105.4), (152.2, 179, 343.5),
-                 (2435.6, 2647, 2917)),)),
+                 (2435.6, 2647, 2917)),),
+        (24.8, 63.7, 160, 1694.2)),
     Layer("Mixtral 8x7B up", 8, 28672, 4096, 2, True, (
         _figures("mxfp4", (29.0, 39, 48.8), (117.0, 130, 176.2), (304.5, 358, 617.7),
                  (4871.3, 5295, 6014)),
         _figures("nvfp4", (30.8, 41, 51.2), (123.8, 138, 205.6), (304.5, 358, 686.3),
-                 (4871.3, 5295, 6014)),)),
+                 (4871.3, 5295, 6014)),),
+        (37.2, 136, 382.6, 3476)),
     Layer("DeepSeek-V3 up", 256, 4096, 7168, 8, True, (
         _figures("mxfp4", (29.1, 39, 47.3), (588.5, 654, 863.6), (950.1, 1118, 1662.5),
-                 (4871.3, 5295, 7895.3)),)),
+                 (4871.3, 5295, 7895.3)),),
+        (33.3, 587.5, 1065.4, 4371.4)),
     Layer("Qwen3-30B-A3B down", 128, 2048, 768, 8, False, (
         _figures("mxfp4", (1.6, 4.2, 8.9), (22.1, 25, 40.4), (30.2, 36, 70.8),
-                 (261.0, 284, 494.3)),)),
+                 (261.0, 284, 494.3)),),
+        (10.4, 40.1, 55.5, 307.8)),
     Layer("Qwen3-30B-A3B up", 128, 1536, 2048, 8, True, (
         _figures("mxfp4", (3.1, 6.9, 12.3), (43.9, 49, 72.8), (56.6, 67, 112.8),
-                 (521.9, 567, 844.7)),)),
+                 (521.9, 567, 844.7)),),
+        (11.6, 57.5, 75.9, 459.3)),
 )  # fmt: skip

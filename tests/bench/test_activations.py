@@ -16,6 +16,7 @@ from nvfp4.bench.correct import check_products, largest_error
 from nvfp4.bench.peers_products import ProductPeer
 from nvfp4.bench.report import Report
 from nvfp4.bench.run import Options, Run
+from nvfp4.bench.shapes import Layer
 from nvfp4.bench.timing import Deadline
 
 from .pretended import Card
@@ -62,8 +63,18 @@ def test_rows_of_every_kind_are_multiplied_and_checked(
         assert layouts == {("tcgen", True), ("linear", True), ("tcgen", False)}
     else:
         # The error of the rows is said, and is that of e4m3.
-        errors = [float(r.note.split()[-1]) for r in rows]
+        errors = [float(r.note.partition(";")[0].split()[-1]) for r in rows]
         assert all(1e-3 < e < 0.1 for e in errors), errors
+
+
+def test_peers_of_another_day_stand_beside_what_they_compare_with() -> None:
+    layer = Layer("x", 4, 32, 64, 2, False, (("mxfp4", ((1, 1.0, 2.0, 3.5),)),), (7.5, 8.0))
+    rows = run(grouped_products, [layer], activations=("bfloat16", "mxfp4", "fp8"),
+               only=("1 token",), batch_invariant=True)  # fmt: skip
+    notes = [r.note for r in rows]
+    assert notes[0].endswith("record: bfloat16 3.5 us") and notes[1] == ""
+    assert notes[2].endswith("record: bfloat16 3.5 us, e4m3 7.5 us")
+    assert notes[4].startswith("largest error") and notes[4].endswith("record: e4m3 7.5 us")
 
 
 def test_several_kinds_and_batch_invariant_plans_stand_in_one_run() -> None:
