@@ -96,6 +96,29 @@ def test_several_kinds_and_batch_invariant_plans_stand_in_one_run() -> None:
     assert r.shape == f"{DENSE.label}, batch invariant" and r.reference == "floor"
 
 
+@pytest.mark.parametrize("module", [dense_products, grouped_products])
+def test_a_batch_invariant_plan_is_asked_for_where_it_is_measured(
+    module: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asked: list[bool] = []
+    name, shapes = {
+        dense_products: ("matmul", [DENSE]), grouped_products: ("grouped_matmul", [DOWN])
+    }[module]  # fmt: skip
+    real = getattr(module.api, name)
+
+    def call(*args: Any, batch_invariant: bool = False, **more: Any) -> Any:
+        asked.append(batch_invariant)
+        return real(*args, batch_invariant=batch_invariant, **more)
+
+    monkeypatch.setattr(module.api, name, call)
+    run(module, shapes, batch_invariant=True)
+    first = asked.index(True)
+    assert first > 2 and len(asked) - first > 2
+    asked.clear()
+    run(module, shapes)
+    assert not any(asked)
+
+
 def test_pairs_for_which_there_is_no_product_have_no_rows() -> None:
     assert not run(dense_products, [DENSE], formats=("mxfp8_e4m3",), activations=("fp8",))
     options = Options(formats=("mxfp8_e4m3",), activations=("fp8",))
