@@ -286,16 +286,21 @@ def _look_at_epilogue(epilogue: Epilogue) -> _Same:
                     return found  # type: ignore[no-any-return]
             except (KeyError, ValueError):  # a variable is gone
                 pass
+    # An epilogue that is made for one call comes here alone.
     fn, arrays = epilogue.fn, epilogue.arrays
     _, code, defaults, reached, compiled = seen_function(fn)
-    look, at_arrays = None, []
+    look = first = at_first = others = at_others = None
+    key: tuple[Any, ...] = compiled, epilogue.pair, epilogue.halves, epilogue.axes
     if arrays:
-        look = LOOKS[type(arrays[0])]
-        at_arrays = [*map(look, arrays)]  # an error: of several libraries
-    key = compiled, epilogue.pair, epilogue.halves, epilogue.axes, *at_arrays
-    found = _one_of(_held, key, _Same())
-    first, at_first = (arrays[0], at_arrays[0]) if arrays else (None, None)
-    others, at_others = (arrays[1:], at_arrays[1:]) if arrays[1:] else (None, None)
+        first = arrays[0]
+        look = LOOKS[type(first)]
+        at_first = look(first)
+        key = *key, at_first
+        if len(arrays) > 1:
+            others = arrays[1:]
+            at_others = [*map(look, others)]  # an error: of another library
+            key = *key, *at_others
+    found = _held.get(key) or _one_of(_held, key, _Same())
     epilogue.__dict__["_seen"] = (
         fn, code, defaults, reached, look, first, at_first, others, at_others, found,
     )  # fmt: skip
