@@ -14,6 +14,7 @@ from .architectures import capability
 from .formats import FORMATS, PREPARED, BlockFormat
 from .kernels.dequantize import DEQUANTIZE, GROUPED_DEQUANTIZE
 from .kernels.grouped_quantize import GROUPED_QUANTIZE
+from .kernels.grouped_rows import GROUPED_ROWS
 from .kernels.grouped_stream import GROUPED_STREAM
 from .kernels.interleave import DEINTERLEAVE, INTERLEAVE
 from .kernels.quantize import AMAX, AMAX_CLEAR, AMAX_FINISH, QUANTIZE
@@ -175,6 +176,15 @@ _ENOUGH_PIECES = 256
 #: Pieces of 16 elements up to which one row a thread is faster than two: more threads at once.
 _FEW_PIECES = 400_000
 
+#: Whether quantisers take the short forms of scales and codes (``kernels.stream``).
+_SHORT = False
+#: Pieces up to which a grouped call has blocks of a few rows (``kernels.grouped_rows``); 0: never.
+_FEW_GROUPED_PIECES = 0
+#: Pieces a thread of those; 0: by the number of pieces.
+_GROUPED_PIECES = 0
+#: Blocks of two rows a thread that a processor holds, of the dense quantiser; 0: as is best known.
+_RESIDENT = 0
+
 
 def _stream(
     arch: str,
@@ -212,8 +222,15 @@ def _stream(
     scales_matrix = all_rows // TILE_ROWS * scales_row if tcgen else rows * across
     wide = itemsize == 4
     resident = 8 if wide else 16 if few else 10 if fmt.scale == "e4m3" else 12
+    if _RESIDENT and not (wide or few):
+        resident = _RESIDENT
     program = QUANTIZE_STREAM.program(
-        **constants, ENCODE=encode, ROWS=threads_rows, BLOCKS_PER_SM=resident
+        **constants,
+        ENCODE=encode,
+        ROWS=threads_rows,
+        SHORT=_SHORT,
+        STACK=batches > 1 or not _SHORT,
+        BLOCKS_PER_SM=resident,
     )
     sizes = (
         *(rows, pieces, all_pieces, lines, multiplier, shift),
@@ -337,6 +354,9 @@ def _grouped_stream(
     pieces = columns // PIECE
     all_pieces = _padded_pieces(fmt, columns, constants["LAYOUT"])
     chunks = ceil_div(pieces, 64)
+    few = _grouped_rows(arch, fmt, constants, encode, args, facts, columns, row_bytes, tiles)
+    if few is not None:
+        return few
     split = 1
     enough = min(_ENOUGH_BLOCKS, rows * pieces // _ENOUGH_PIECES)
     while split < 16 and down * chunks * split < enough:
@@ -354,7 +374,7 @@ def _grouped_stream(
     wide = constants["INPUT"] == "float32"
     resident = 10 if fmt.element == "e2m1" and not wide and capability(arch)[0] != 12 else 8
     program = GROUPED_STREAM.program(
-        **constants, ENCODE=encode, PAIRS=16 // split, BLOCKS_PER_SM=resident
+        **constants, ENCODE=encode, SHORT=_SHORT, PAIRS=16 // split, BLOCKS_PER_SM=resident
     )
     sizes = (pieces, all_pieces, row_bytes, columns // fmt.codes_per_byte, across, tiles)
     buffers = (*args[:6], *args[7:10])
@@ -364,6 +384,53 @@ def _grouped_stream(
         (128, 1, 1),
         0,
         (*buffers, *facts, *sizes),
+        programmatic=_has_dependent_launch(arch),
+    )
+
+
+def _grouped_rows(
+    arch: str,
+    fmt: BlockFormat,
+    constants: dict[str, Any],
+    encode: str,
+    args: tuple[str | float, ...],
+    facts: tuple[int, int, int, int],
+    columns: int,
+    row_bytes: int,
+    tiles: int,
+) -> Launch | None:
+    """The grouped quantiser of few rows, where it takes this shape."""
+    _, rows, groups, _ = facts
+    pieces = columns // PIECE
+    threads_pieces = _GROUPED_PIECES or (1 if rows * pieces <= _FEW_PIECES else 2)
+    down = max(ceil_div(rows, 2 * threads_pieces), tiles)
+    if not (
+        constants["LAYOUT"] == "tcgen"
+        and 0 < rows * pieces <= _FEW_GROUPED_PIECES
+        and rows < 1 << 27
+        and 0 < groups <= 1024
+        and tiles == allocated_tiles(rows, groups)
+        and down <= MAX_YZ
+        and 0 <= row_bytes < 1 << 32
+    ):
+        return None
+    all_pieces = _padded_pieces(fmt, columns, "tcgen")
+    across = all_pieces * PIECE // fmt.block // TILE_BLOCKS
+    program = GROUPED_ROWS.program(
+        **constants,
+        ENCODE=encode,
+        SHORT=True,
+        PIECES=threads_pieces,
+        STEPS=next(n for n in (1, 2, 4, 8, 32) if groups <= 32 * n),
+        BLOCKS_PER_SM=8,
+    )
+    sizes = (pieces, all_pieces, row_bytes, columns // fmt.codes_per_byte, across, tiles)
+    return Launch(
+        program,
+        (ceil_div(pieces, 64), down, 1),
+        (128, 1, 1),
+        0,
+        (*args[:6], *args[7:10], *facts, *sizes),
         programmatic=_has_dependent_launch(arch),
     )
 

@@ -38,12 +38,21 @@ from .elements import encode_e2m1x8, encode_float8x4
 from .grouped_quantize import encode_scale_of
 from .groups import expert_of, find_tile, load_index
 from .scales import SIXTH, block_scale, usable
-from .stream import amax_piece, load_half_piece, quick_scale, scaled_codes, widen
+from .stream import (
+    amax_piece,
+    load_half_piece,
+    quick_scale,
+    scaled_codes,
+    usual_factor,
+    widen,
+)
 
 INPUT = "bfloat16"
 ELEMENT = "e2m1"
 SCALE = "e4m3"
 ENCODE = "none"
+UNIT = True
+SHORT = False
 OFFSETS = "int32"
 INDICES = "none"
 
@@ -211,6 +220,8 @@ def scales_of_pair(a0, b0, a1, b1, live0, live1, c0, r0, c1, r1):
     byte0, q0, holds0 = quick_scale(amax0, c0, r0)
     byte1, q1, holds1 = quick_scale(amax1, c1, r1)
     held = holds0 & holds1
+    if SHORT and SCALE == "e4m3" and not UNIT:
+        held = held & usual_factor(c0) & usual_factor(c1)
     if ELEMENT == "e2m1" and not held:
         byte0, q0 = block_scale(amax0, c0, r0)
         byte1, q1 = block_scale(amax1, c1, r1)

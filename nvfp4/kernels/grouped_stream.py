@@ -11,7 +11,7 @@ Constraints: ALIGNED; no tile_starts; fewer than 1025 ranges; rows below 2^31; a
 result below 4 GB; gridDim.y / SPLIT at least ``layouts.allocated_tiles(rows, groups)``. Grid:
 (chunks of 64 pieces, tiles * SPLIT), where SPLIT = 16 / PAIRS.
 
-Compile-time constants beside those of ``grouped_quantize`` and ``quantize_stream``: PAIRS, pairs of
+Compile-time constants beside those of ``grouped_quantize`` and ``stream``: PAIRS, pairs of
 rows {2i, 2i + 1} (times four: + {0, 32, 64, 96}) that a block takes: 16, 8, 4, 2, 1.
 """
 
@@ -84,6 +84,17 @@ def row_in_tile(share, line):
     return add_u32(shl_u32(pair, 1), shl_u32(and_u32(line, 3), 5))
 
 
+def lines_of(share, count):
+    """Lines of this block that have one of the first `count` rows of a tile.
+
+    Rows of a pair are those of the pair's number times two and further on: from there on, none is
+    among them.
+    """
+    first = mul_u32(share, PAIRS)
+    pairs = min_u32(shr_u32(add_u32(count, 1), 1), add_u32(first, PAIRS))
+    return shl_u32(sub_u32(max_u32(pairs, first), first), 2)
+
+
 def grouped_stream(
     x,
     codes,
@@ -149,8 +160,10 @@ def grouped_stream(
         first_row = add_u32(start, shl_u32(sub_u32(u32_of_i64(tile), first_tile), 7))
         count = min_u32(sub_u32(stop, first_row), 128)
     else:
+        # Most often there are no rows of none, but the blocks of a tile for them.
         first_row = shl_u32(sub_u32(u32_of_i64(tile), used), 7)
-        count = shl_u32(1, 7)
+        others = add_u32(head, sub_u32(all_rows, tail))
+        count = min_u32(sub_u32(max_u32(others, first_row), first_row), 128)
     unowned = range_of < 0
     tile_at = tile * (i64_of_u32(across) * 512)
     if LAYOUT == "tcgen":
@@ -167,7 +180,8 @@ def grouped_stream(
     line = beside
     if expert < 0:
         # Rows of no range, or of one that is switched off.
-        while lt_u32(line, 4 * PAIRS):
+        lines = lines_of(share, count)
+        while lt_u32(line, lines):
             local = row_in_tile(share, line)
             line = add_u32(line, 2)
             row0 = row_from(first_row, local, unowned, head, tail)
@@ -195,11 +209,7 @@ def grouped_stream(
     r0 = rcp_rn(g)
     c1 = c0
     r1 = r0
-    # Rows of a pair are those of the pair's number times two and further on: from `lines` on, none
-    # is in the range.
-    pairs = min_u32(shr_u32(add_u32(count, 1), 1), mul_u32(add_u32(share, 1), PAIRS))
-    lines = sub_u32(max_u32(pairs, mul_u32(share, PAIRS)), mul_u32(share, PAIRS))
-    lines = shl_u32(lines, 2)
+    lines = lines_of(share, count)
     while lt_u32(line, lines):
         local = row_in_tile(share, line)
         line = add_u32(line, 2)
@@ -265,6 +275,7 @@ GROUPED_STREAM = Kernel(
         "IDS": ("none", "int32", "int64"),
         "INDICES": ("none", "int32", "int64"),
         "STARTS": ("none",),
+        "SHORT": (False, True),
         "PAIRS": (1, 2, 4, 8, 16),
         "BLOCKS_PER_SM": (8, 10),
     },
@@ -279,6 +290,7 @@ _COMMON = {
     "OFFSETS": "int32",
     "IDS": "int32",
     "STARTS": "none",
+    "SHORT": False,
     "PAIRS": 4,
 }
 _NVFP4 = {"ELEMENT": "e2m1", "SCALE": "e4m3", "UNIT": False, "ENCODE": "expert", "INDICES": "none"}
@@ -292,3 +304,4 @@ VARIANTS = (
     {**_COMMON, **_NVFP4, "BLOCKS_PER_SM": 8, "ARCHITECTURES": ("sm_120a", "sm_121a")},
     {**_COMMON, **_MXFP8, "UNIT": True, "ENCODE": "none", "INDICES": "int32"},
 )
+SLOW_VARIANTS = ({**_COMMON, **_NVFP4, "SHORT": True, "BLOCKS_PER_SM": 10, "ARCHITECTURES": _TEN},)

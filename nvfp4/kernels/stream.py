@@ -3,7 +3,9 @@
 A *half piece* is eight elements in the form in which they lie in memory: four words of pairs of
 16-bit floats, or eight float32. Maxima are taken of pairs, and only what is multiplied is widened.
 
-Compile-time constants: INPUT, ELEMENT, SCALE, ROUNDING and UNIT, as in ``elements`` and ``scales``.
+Compile-time constants: INPUT, ELEMENT, SCALE, ROUNDING and UNIT, as in ``elements`` and ``scales``;
+SHORT: codes of e2m1 by ``e2m1x8_by_sum``, and scales of e4m3 in fewer steps, whose encode scale
+``quick_factors`` or ``usual_factor`` has found usual.
 """
 
 from __future__ import annotations
@@ -36,7 +38,7 @@ from ..ptx.bits import (
 from ..ptx.convert import e4m3x2_of_f32, f32_of_e4m3
 from ..ptx.memory import ld_global_v4_u32
 from ..ptx.packed import amax_bf16x2, amax_f16x2
-from ..ptx.scaled import e2m1x8_scaled, rcp_rn_normal
+from ..ptx.scaled import e2m1x8_by_sum, e2m1x8_scaled, rcp_rn_normal, rcp_rn_or_zero
 from .elements import amax8
 from .scales import SIXTH, block_scale
 
@@ -45,29 +47,43 @@ ELEMENT = "e2m1"
 SCALE = "e4m3"
 ROUNDING = "rceil"
 UNIT = True
+SHORT = False
 
 ZERO = np.float32(0.0)
+ONE = np.float32(1.0)
 SEVEN = np.float32(7.0)
 SMALLEST_Q = np.float32(2.0**-100)
+E4M3_OF_FLOAT = np.float32(2.0**120)  # moves the exponent of a float32 that has an e4m3's bits
 
 
 def load_half_piece(x, at):
     """Eight elements from byte `at` on, as they lie there: four words of pairs, or float32."""
     if INPUT == "float32":
-        a = ld_global_v4_u32(x, at, "nc")
-        b = ld_global_v4_u32(x, at + 16, "nc")
-        return (
-            uint_as_float(a[0]),
-            uint_as_float(a[1]),
-            uint_as_float(a[2]),
-            uint_as_float(a[3]),
-            uint_as_float(b[0]),
-            uint_as_float(b[1]),
-            uint_as_float(b[2]),
-            uint_as_float(b[3]),
-        )
+        return floats_of(ld_global_v4_u32(x, at, "nc"), ld_global_v4_u32(x, at + 16, "nc"))
     else:
         return ld_global_v4_u32(x, at, "nc")
+
+
+def load_half_piece_early(x, at):
+    """As ``load_half_piece``, but the compiler does not move it behind a ``syncwarp``."""
+    if INPUT == "float32":
+        return floats_of(ld_global_v4_u32(x, at, ""), ld_global_v4_u32(x, at + 16, ""))
+    else:
+        return ld_global_v4_u32(x, at, "")
+
+
+def floats_of(a, b):
+    """Eight float32 of eight words."""
+    return (
+        uint_as_float(a[0]),
+        uint_as_float(a[1]),
+        uint_as_float(a[2]),
+        uint_as_float(a[3]),
+        uint_as_float(b[0]),
+        uint_as_float(b[1]),
+        uint_as_float(b[2]),
+        uint_as_float(b[3]),
+    )
 
 
 def widen(raw):
@@ -116,8 +132,24 @@ def amax_piece(a, b):
         return f32_of_f16(and_u32(amax_f16x2(m, shr_u32(m, 16)), 0x7FFF))
 
 
+def quick_factors(g):
+    """RN(g * RN(1/6)), RN(1/g), and whether the encode scale g is usual, so that they hold.
+
+    Usual is 2^-60 <= g < 2^60: any block's decode scale is then far from the ends of float32.
+    Where g is not, they are those of 1: a block of zeros keeps the scale 0.
+    """
+    usual = lt_u32(sub_u32(float_as_uint(g), 0x21800000), 0x3C000000)
+    g = select_f32(usual, g, ONE)
+    return mul_rn(g, SIXTH), rcp_rn_normal(g), usual
+
+
+def usual_factor(c):
+    """Whether c = RN(g * RN(1/6)) is that of a usual encode scale, as ``quick_factors`` has it."""
+    return lt_u32(sub_u32(float_as_uint(c), 0x20800000), 0x3C000000)
+
+
 def quick_scale(amax, c, r):
-    """Scale byte of a block, q, and whether they hold and ``e2m1x8_scaled`` takes its elements.
+    """Scale byte of a block, q, and whether they hold and the short conversion takes its elements.
 
     Where they do not hold, ``block_scale`` and the general conversion must do it.
     Zero blocks hold: that is what lanes without work have.
@@ -129,6 +161,14 @@ def quick_scale(amax, c, r):
         byte = shr_u32(add_u32(v, 0x7FFFFF), 23)
         q = uint_as_float(shl_u32(sub_u32(254, byte), 23))
         return byte, q, lt_u32(byte, 228) & gt_u32(sub_u32(v, 1), 0x3FFFFF)
+    elif SCALE == "e4m3" and SHORT:
+        # The byte has no sign. That of a NaN counts as 480 here: amax * q then is a NaN.
+        byte = e4m3x2_of_f32(ZERO, mul_rn(amax, c))
+        d = mul_rn(uint_as_float(shl_u32(byte, 20)), E4M3_OF_FLOAT)
+        if not UNIT:
+            d = mul_rn(d, r)
+        q = rcp_rn_or_zero(d)
+        return byte, q, lt_f32(mul_rn(amax, q), SEVEN)
     elif SCALE == "e4m3" and UNIT:
         # The byte has no sign, and q is 0 or at least 1/448.
         byte = e4m3x2_of_f32(ZERO, mul_rn(amax, SIXTH))
@@ -153,4 +193,7 @@ def quick_scale(amax, c, r):
 def scaled_codes(raw, q):
     """Codes of half a piece times q, one word, for values that are in range."""
     v = widen(raw)
-    return e2m1x8_scaled(v[0], v[1], v[2], v[3], v[4], v[5], v[6], v[7], q)
+    if SHORT:
+        return e2m1x8_by_sum(v[0], v[1], v[2], v[3], v[4], v[5], v[6], v[7], q)
+    else:
+        return e2m1x8_scaled(v[0], v[1], v[2], v[3], v[4], v[5], v[6], v[7], q)

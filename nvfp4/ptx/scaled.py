@@ -87,6 +87,47 @@ def _e2m1x8_scaled_software(v0, v1, v2, v3, v4, v5, v6, v7, q):
     )
 
 
+def _by_sum(exponent: str) -> str:
+    lines = ["{ .reg .b32 t, s, w, y, p, r; "]
+    for i in reversed(_VALUES):
+        lines += [
+            f"mul.rn.f32 y, ${i + 1}, $9; ",
+            exponent,
+            "fma.rn.f32 r, p, 0f4A800000, y; ",  # 2^22
+            "mad.lo.u32 t, r, 0x10000041, 0x15800000; ",
+            # Eight times four bits: what w held at first is gone at the end.
+            f"shf.l.wrap.b32 w, t, {'t' if i == 7 else 'w'}, 4; ",
+        ]
+    return "".join(lines) + "mov.b32 $0, w; }"
+
+
+_EXPONENT = "and.b32 p, y, 0xFF800000; max.xorsign.abs.f32 p, p, 0f3F800000; "
+_EXPONENT_SM80 = (
+    "and.b32 p, y, 0x7F800000; max.f32 p, p, 0f3F800000; and.b32 s, y, 0x80000000; or.b32 p, p, s; "
+)
+
+
+@instruction("u32(f32, f32, f32, f32, f32, f32, f32, f32, f32)", asm=_hardware(), min_cc=(10, 0))
+def e2m1x8_by_sum(v0, v1, v2, v3, v4, v5, v6, v7, q):
+    """e2m1 codes of RN(v * q), `v0` in bits 3..0, where every |RN(v * q)| < 7; else any word.
+
+    In six instructions an element and without a conversion of the hardware's: y + 2^22 * P, with P
+    as above and the sign of y, is rounded to a multiple of P / 2, whose number k is in the lowest
+    bits of the sum. Exponent e of P = 2^e and sign are in their own bits, and the code is
+    8 * sign + 2 * e + k: one multiplication brings the three together in the topmost bits, from
+    where a funnel shift takes them. Checked as `e2m1x8_scaled` is.
+    """
+    values = [mul_rn(v, q) for v in (v0, v1, v2, v3, v4, v5, v6, v7)]
+    if not all(abs(value) < 7.0 for value in values):
+        # A word that no test of the result overlooks.
+        return 0xDEADBEEF
+    return e2m1x8_of_f32.model(*values)
+
+
+e2m1x8_by_sum.lowering(asm=_by_sum(_EXPONENT), min_cc=(8, 6))
+e2m1x8_by_sum.lowering(asm=_by_sum(_EXPONENT_SM80), min_cc=(8, 0))
+
+
 @instruction(
     "f32(f32)",
     asm="{ .reg .f32 a, e, n; rcp.approx.ftz.f32 a, $1; neg.f32 n, $1;"
@@ -99,3 +140,16 @@ def rcp_rn_normal(d):
     for every significand.
     """
     return rcp_rn(d) if 2.0**-100 <= abs(d) <= 2.0**100 else NAN
+
+
+@instruction(
+    "f32(f32)",
+    asm="{ .reg .f32 a, e, n; rcp.approx.ftz.f32 a, $1; neg.f32 n, $1;"
+    " fma.rn.f32 e, n, a, 0f3F800000; fma.rn.f32 e, e, a, a; max.f32 $0, e, 0f00000000; }",
+)
+def rcp_rn_or_zero(d):
+    """RN(1/d) where 2^-100 <= d <= 2^100; 0 for 0; elsewhere any number (here NaN).
+
+    :func:`rcp_rn_normal`, which makes a NaN of 0 (infinity times 0), and a maximum that drops it.
+    """
+    return 0.0 if d == 0 else rcp_rn_normal.model(d)

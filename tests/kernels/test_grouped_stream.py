@@ -17,6 +17,7 @@ from nvfp4.layouts import allocated_tiles, scale_shape
 from nvfp4.tiling import Launches
 
 SCALE = np.array([0.5, 2.0, 3.0], np.float32)
+FAR = np.array([2.0**-100, 2.0**-60, 2.0**100], np.float32)
 
 
 class Case(NamedTuple):
@@ -31,6 +32,7 @@ class Case(NamedTuple):
     indices: list[int] | None = None
     layout: str = "tcgen"
     dtype: Any = ml_dtypes.bfloat16
+    more: int = 1  # rows behind the ranges
 
 
 CASES = [
@@ -41,9 +43,12 @@ CASES = [
     Case("two chunks", "nvfp4", 2064, [0, 3, 4], [0, 1], SCALE, dtype=np.float32),
     Case("e5m2", "mxfp8_e5m2", 96, [0, 0, 0, 2], dtype=np.float16),
     Case("many ranges", "nvfp4", 32, [0, *np.cumsum([1, 0, 2, 1, 0] * 14).tolist()]),
+    Case("more ranges than a round has", "mxfp4", 32, [0] * 270 + [2, 2, 5]),
     Case("a number", "mxfp4", 32, [0, 2, 4], encode=0.43),
     Case("by row", "nvfp4", 32, [0, 2, 3], [0, -1], np.array([[1], [2], [3], [4.0]], np.float32)),
     Case("no rows in any range", "nvfp4", 32, [0, 0, 0, 0]),
+    Case("rows of none in two tiles", "nvfp4", 32, [0, 3], more=140),
+    Case("encode scales far apart", "nvfp4", 32, [0, 2, 4, 6], encode=FAR),
 ]
 
 
@@ -57,12 +62,27 @@ def data(rows: int, columns: int, dtype: Any) -> np.ndarray:
     return x
 
 
-@pytest.mark.parametrize("split", [1, 16], ids=["whole tiles", "shared tiles"])
-@pytest.mark.parametrize("case", CASES, ids=lambda case: case.id)
-def test_bytes_are_the_golden_ones(case: Case, split: int, monkeypatch: Any) -> None:
-    monkeypatch.setattr(plans, "_ENOUGH_BLOCKS", 0 if split == 1 else 1 << 30)
+WAYS = {
+    "whole tiles": {"_ENOUGH_BLOCKS": 0},
+    "shared tiles": {"_ENOUGH_BLOCKS": 1 << 30},
+    "short forms": {"_ENOUGH_BLOCKS": 1 << 30, "_SHORT": True},
+    "a piece a thread": {"_FEW_GROUPED_PIECES": 1 << 30, "_GROUPED_PIECES": 1},
+    "two pieces a thread": {"_FEW_GROUPED_PIECES": 1 << 30, "_GROUPED_PIECES": 2},
+}
+
+
+def take(way: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Let plans take one of the ways."""
+    for name, value in WAYS[way].items():
+        monkeypatch.setattr(plans, name, value)
     plans.grouped_quantize.cache_clear()
-    rows = len(case.indices) if case.indices else case.offsets[-1] + 1
+
+
+@pytest.mark.parametrize("way", WAYS)
+@pytest.mark.parametrize("case", CASES, ids=lambda case: case.id)
+def test_bytes_are_the_golden_ones(case: Case, way: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    take(way, monkeypatch)
+    rows = len(case.indices) if case.indices else case.offsets[-1] + case.more
     x = data(5 if case.indices else rows, case.columns, case.dtype)
     options = {
         "row_offsets": np.array(case.offsets, np.int32),
@@ -125,13 +145,18 @@ def test_blocks_are_as_many_as_have_the_registers_that_they_need() -> None:
     ],
     ids=["decreasing", "not from 0", "beyond the rows", "negative"],
 )
-def test_offsets_that_no_host_has_checked_do_no_harm(offsets: list[int], meant: list[int]) -> None:
+@pytest.mark.parametrize("way", WAYS)
+def test_offsets_that_no_host_has_checked_do_no_harm(
+    offsets: list[int], meant: list[int], way: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    take(way, monkeypatch)
     rows, columns, fmt = 9, 32, FORMATS["nvfp4"]
     x = data(rows, columns, ml_dtypes.bfloat16)
     groups = len(offsets) - 1
     tiles = allocated_tiles(rows, groups)
     launches = planned("sm_90a", rows, columns, groups)
-    assert [launch.program.kernel.name for launch in launches] == ["grouped_stream"]
+    kernel = "grouped_rows" if "thread" in way else "grouped_stream"
+    assert [launch.program.kernel.name for launch in launches] == [kernel]
     codes = np.full((rows, columns // 2), 0xAA, np.uint8)
     scales = np.full(scale_shape(fmt, (tiles * 128, columns), "tcgen"), 0xAA, np.uint8)
     decode = np.full(groups, np.nan, np.float32)
@@ -162,3 +187,4 @@ def test_offsets_that_no_host_has_checked_do_no_harm(offsets: list[int], meant: 
     np.testing.assert_array_equal(decode, np.ones(groups, np.float32))
     used = sum(-(-(high - low) // 128) for low, high in itertools.pairwise(meant))
     assert not scales[used:].any()
+    plans.grouped_quantize.cache_clear()

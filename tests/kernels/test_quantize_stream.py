@@ -2,13 +2,19 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from typing import Any
+
 import ml_dtypes
 import numpy as np
 import pytest
 
 import nvfp4
 from nvfp4 import plans, tiling
+from nvfp4.api import dense
+from nvfp4.arrays import as_array
 from nvfp4.formats import FORMATS
+from nvfp4.launch import run
 
 DTYPES = {"bfloat16": ml_dtypes.bfloat16, "float16": np.float16, "float32": np.float32}
 
@@ -29,6 +35,35 @@ def data(rows: int, columns: int, dtype: str, seed: int = 0) -> np.ndarray:
     return x
 
 
+def run_quantizer(
+    x: np.ndarray, format: str, g: np.ndarray, out: nvfp4.QTensor, machine: Any
+) -> None:
+    """Run what the plan says of bfloat16 rows, unchecked, with an encode scale in memory."""
+    rows, columns = x.shape
+    launches = plans.quantize(
+        "sm_90a",
+        format=format,
+        dtype="bfloat16",
+        rows=rows,
+        columns=columns,
+        batches=1,
+        row_stride=columns,
+        batch_stride=rows * columns,
+        scale_layout="tcgen",
+        scale_rounding="rceil",
+        encode="array",
+        aligned=True,
+    )
+    buffers = {
+        "x": x.view(np.uint16),
+        "codes": out.codes,
+        "scales": out.scales,
+        "encode_scale": g.reshape(1),
+        "decode_scale": out.decode_scale,
+    }
+    run(launches, {name: as_array(value, name) for name, value in buffers.items()}, machine=machine)
+
+
 def used_kernels(**facts: object) -> list[str]:
     return [launch.program.kernel.name for launch in plans.quantize("sm_90a", **facts)]
 
@@ -39,6 +74,22 @@ def same(a: nvfp4.QTensor, b: nvfp4.QTensor) -> None:
     np.testing.assert_array_equal(np.asarray(a.decode_scale), np.asarray(b.decode_scale))
 
 
+@pytest.fixture(params=[False, True], ids=["long", "short"])
+def short(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Iterator[bool]:
+    """Both forms of scales and codes."""
+    monkeypatch.setattr(plans, "_SHORT", request.param)
+    forget()
+    yield request.param
+    forget()
+
+
+def forget() -> None:
+    """Let calls plan anew."""
+    plans.quantize.cache_clear()
+    dense._dense_call.cache_clear()
+
+
+@pytest.mark.usefixtures("short")
 @pytest.mark.parametrize("rows_a_thread", [1, 2])
 @pytest.mark.parametrize("layout", ["tcgen", "linear"])
 @pytest.mark.parametrize("format", FORMATS)
@@ -47,12 +98,11 @@ def test_bytes_are_the_golden_ones(
     format: str, dtype: str, layout: str, rows_a_thread: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(plans, "_FEW_PIECES", 1 << 30 if rows_a_thread == 1 else 0)
-    plans.quantize.cache_clear()
+    forget()
     x = data(5, 96, dtype)
     expected = nvfp4.quantize(x, format, scale_layout=layout)
     with nvfp4.simulate():
         same(nvfp4.quantize(x, format, scale_layout=layout), expected)
-    plans.quantize.cache_clear()
 
 
 @pytest.mark.parametrize("rounding", ["floor", "ceil", "even"])
@@ -63,6 +113,7 @@ def test_every_rounding_keeps_its_bytes(rounding: str) -> None:
         same(nvfp4.quantize(x, "mxfp4", scale_rounding=rounding), expected)
 
 
+@pytest.mark.usefixtures("short")
 @pytest.mark.parametrize("encode", [0.43, 1e-20, 3e38, "row", "amax"])
 def test_encode_scales_keep_their_bytes(encode: float | str) -> None:
     x = np.abs(data(4, 64, "float32", seed=2))
@@ -73,6 +124,25 @@ def test_encode_scales_keep_their_bytes(encode: float | str) -> None:
         same(nvfp4.quantize(x, "nvfp4", encode_scale=scale), expected)
 
 
+@pytest.mark.usefixtures("short")
+@pytest.mark.parametrize("format", ["nvfp4", "mxfp4"])
+@pytest.mark.parametrize("g", [0.0, np.nan, np.inf, 1e-39, 2.0**-60, 2.0**59.9, 1e19, 0.37])
+def test_encode_scales_in_memory_that_no_host_has_checked_count_as_one(
+    format: str, g: float, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(plans, "_FEW_PIECES", 0)
+    x = data(66, 64, "bfloat16", seed=5)
+    usable = np.isfinite(g) and g >= 2.0**-126
+    expected = nvfp4.quantize(x, format, encode_scale=np.float32(g if usable else 1.0))
+    out = nvfp4.quantize(np.ones_like(x), format)
+    for part in (out.codes, out.scales):
+        part[...] = 0xAA
+    with nvfp4.simulate() as machine:
+        run_quantizer(x, format, np.array(g, np.float32), out, machine)
+    same(out, expected)
+
+
+@pytest.mark.usefixtures("short")
 def test_a_stack_of_matrices_with_a_scale_each() -> None:
     x = data(6, 64, "bfloat16", seed=3).reshape(2, 3, 64)
     scale = np.array([0.5, 3.0], np.float32)
@@ -81,6 +151,7 @@ def test_a_stack_of_matrices_with_a_scale_each() -> None:
         same(nvfp4.quantize(x, "nvfp4", encode_scale=scale), expected)
 
 
+@pytest.mark.usefixtures("short")
 def test_padding_of_a_poisoned_result_is_zeroed() -> None:
     x = data(130, 32, "bfloat16", seed=4)
     expected = nvfp4.quantize(x, "mxfp8")
