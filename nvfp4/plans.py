@@ -180,8 +180,12 @@ _FEW_PIECES = 400_000
 _SHORT = False
 #: Pieces up to which a grouped call has blocks of a few rows (``kernels.grouped_rows``); 0: never.
 _FEW_GROUPED_PIECES = 0
+#: Blocks of those that a processor holds.
+_GROUPED_RESIDENT = 8
 #: Pieces a thread of those; 0: by the number of pieces.
 _GROUPED_PIECES = 0
+#: Blocks of those that a processor holds.
+_GROUPED_RESIDENT = 8
 #: Blocks of two rows a thread that a processor holds, of the dense quantiser; 0: as is best known.
 _RESIDENT = 0
 
@@ -422,7 +426,7 @@ def _grouped_rows(
         SHORT=True,
         PIECES=threads_pieces,
         STEPS=next(n for n in (1, 2, 4, 8, 32) if groups <= 32 * n),
-        BLOCKS_PER_SM=8,
+        BLOCKS_PER_SM=_GROUPED_RESIDENT,
     )
     sizes = (pieces, all_pieces, row_bytes, columns // fmt.codes_per_byte, across, tiles)
     return Launch(
