@@ -117,13 +117,15 @@ def main(arguments: Sequence[str] | None = None) -> None:
     device = find_device()
     build_ahead()
     run = Run(device, Options(), Deadline(options.budget), Report("quantize_forms", {}))
-    parts = {"grouped": (GROUPED_SHAPES, _grouped), "dense": (DENSE_SHAPES, _dense)}
-    chosen = [parts[name] for name in options.parts or parts]
-    sizes = [(s.rows * s.columns, buffers(s)) for shapes, _ in chosen for s in shapes]
-    pool = Pool.for_sizes(device, sizes)
+    parts = {"grouped": _grouped, "dense": _dense}
+    chosen = options.parts or list(parts)
+    shapes: list[DenseShape | GroupedShape] = []
+    shapes += DENSE_SHAPES if "dense" in chosen else ()
+    shapes += GROUPED_SHAPES if "grouped" in chosen else ()
+    pool = Pool.for_sizes(device, [(s.rows * s.columns, buffers(s)) for s in shapes])
     for _ in range(options.rounds):
-        for _, measure in chosen:
-            measure(run, pool)
+        for name in chosen:
+            parts[name](run, pool)
     print(f"{run.deadline.spent:.1f} s")
 
 
@@ -184,13 +186,15 @@ def _grouped(run: Run, pool: Pool) -> None:
 
 
 def _timed(measure: Any, run: Run, *arguments: Any) -> tuple[str, float]:
-    """Microseconds as text, and seconds; an error's name and 0 where it fails."""
+    """Microseconds as text, and seconds; WRONG or an error's name, and 0, where it fails."""
     try:
-        timing, _ = measure(run, *arguments)
+        timing, checked = measure(run, *arguments)
     except Exception as error:  # the other columns are worth having
         return type(error).__name__[:14], 0.0
     finally:
         run.device.release()
+    if checked.startswith("WRONG"):
+        return "WRONG", 0.0
     return f"{timing.median * 1e6:.2f}", timing.median
 
 

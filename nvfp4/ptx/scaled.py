@@ -148,8 +148,8 @@ def rcp_rn_normal(d):
     " fma.rn.f32 e, n, a, 0f3F800000; fma.rn.f32 e, e, a, a; max.f32 $0, e, 0f00000000; }",
 )
 def rcp_rn_or_zero(d):
-    """RN(1/d) where 2^-100 <= d <= 2^100; 0 for 0; elsewhere any number (here NaN).
+    """RN(1/d) where 2^-100 <= d <= 2^100; 0 for 0; elsewhere any number (here 0).
 
     :func:`rcp_rn_normal`, which makes a NaN of 0 (infinity times 0), and a maximum that drops it.
     """
-    return 0.0 if d == 0 else rcp_rn_normal.model(d)
+    return rcp_rn(d) if 2.0**-100 <= d <= 2.0**100 else 0.0

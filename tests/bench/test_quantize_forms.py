@@ -35,3 +35,16 @@ def test_a_setting_ends_with_its_block_whatever_happens() -> None:
         assert plans._SHORT
         raise RuntimeError
     assert not plans._SHORT
+
+
+def test_wrong_bytes_have_no_time(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(quantize_forms, "DENSE_SHAPES", ())
+    monkeypatch.setattr(quantize_forms, "GROUPED_SHAPES", (GroupedShape(2, 4, 96, decode=True),))
+    monkeypatch.setattr(quantize_forms, "buffers", lambda _: 2)
+    monkeypatch.setattr(quantize_forms, "find_device", Card)
+    monkeypatch.setattr(quantize_forms, "build_ahead", lambda: None)
+    monkeypatch.setattr(quantize_forms, "grouped_call", lambda *_: (None, "WRONG: codes"))
+    quantize_forms.main(["--parts", "grouped"])
+    assert capsys.readouterr().out.count("WRONG") == 3 * len(quantize_forms.GROUPED_SETTINGS)

@@ -33,11 +33,12 @@ class Case(NamedTuple):
     layout: str = "tcgen"
     dtype: Any = ml_dtypes.bfloat16
     more: int = 1  # rows behind the ranges
+    size: float = 1.0  # of what is quantised
 
 
 CASES = [
     Case("off and empty ranges", "nvfp4", 64, [0, 7, 7, 20, 24], [2, 0, -1, 1], SCALE),
-    Case("a range of two tiles", "nvfp4", 96, [0, 130, 140]),
+    Case("a range of two tiles", "nvfp4", 64, [0, 225, 235]),
     Case("linear", "mxfp4", 96, [0, 5, 9], [1, 0], layout="linear"),
     Case("gather", "mxfp8_e4m3", 64, [0, 3, 12], [0, -1], indices=[4, -1, 2, 9, 1] * 3),
     Case("two chunks", "nvfp4", 2064, [0, 3, 4], [0, 1], SCALE, dtype=np.float32),
@@ -49,6 +50,7 @@ CASES = [
     Case("no rows in any range", "nvfp4", 32, [0, 0, 0, 0]),
     Case("rows of none in two tiles", "nvfp4", 32, [0, 3], more=140),
     Case("encode scales far apart", "nvfp4", 32, [0, 2, 4, 6], encode=FAR),
+    Case("as large as encode scales are small", "nvfp4", 32, [0, 2], encode=FAR[:1], size=2.0**106),
 ]
 
 
@@ -84,6 +86,7 @@ def test_bytes_are_the_golden_ones(case: Case, way: str, monkeypatch: pytest.Mon
     take(way, monkeypatch)
     rows = len(case.indices) if case.indices else case.offsets[-1] + case.more
     x = data(5 if case.indices else rows, case.columns, case.dtype)
+    x *= np.array(case.size, case.dtype)
     options = {
         "row_offsets": np.array(case.offsets, np.int32),
         "expert_ids": None if case.ids is None else np.array(case.ids, np.int32),
