@@ -180,12 +180,12 @@ _FEW_PIECES = 400_000
 _SHORT = False
 #: Pieces up to which a grouped call has blocks of a few rows (``kernels.grouped_rows``); 0: never.
 _FEW_GROUPED_PIECES = 0
-#: Blocks of those that a processor holds.
-_GROUPED_RESIDENT = 8
+#: Blocks of those that a processor holds; 0: as many as have the registers that they need.
+_GROUPED_RESIDENT = 0
 #: Pieces a thread of those; 0: by the number of pieces.
 _GROUPED_PIECES = 0
-#: Blocks of those that a processor holds.
-_GROUPED_RESIDENT = 8
+#: Blocks of those that a processor holds; 0: as many as have the registers that they need.
+_GROUPED_RESIDENT = 0
 #: Blocks of two rows a thread that a processor holds, of the dense quantiser; 0: as is best known.
 _RESIDENT = 0
 
@@ -420,13 +420,19 @@ def _grouped_rows(
         return None
     all_pieces = _padded_pieces(fmt, columns, "tcgen")
     across = all_pieces * PIECE // fmt.block // TILE_BLOCKS
+    # As many as have the registers that they need.
+    resident = 12 if threads_pieces == 1 else 10
+    if constants["INPUT"] == "float32":
+        resident = 8
+    elif capability(arch)[0] == 9 and encode != "row" and groups <= 256:
+        resident = 12
     program = GROUPED_ROWS.program(
         **constants,
         ENCODE=encode,
         SHORT=True,
         PIECES=threads_pieces,
         STEPS=next(n for n in (1, 2, 4, 8, 32) if groups <= 32 * n),
-        BLOCKS_PER_SM=_GROUPED_RESIDENT,
+        BLOCKS_PER_SM=_GROUPED_RESIDENT or resident,
     )
     sizes = (pieces, all_pieces, row_bytes, columns // fmt.codes_per_byte, across, tiles)
     return Launch(

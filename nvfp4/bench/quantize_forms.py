@@ -38,14 +38,8 @@ SETTINGS: dict[str, dict[str, Any]] = {
     "long": {"_SHORT": False, "_FEW_GROUPED_PIECES": 0},
     "short": {"_SHORT": True, "_FEW_GROUPED_PIECES": 0},
     "short-12": {"_SHORT": True, "_RESIDENT": 12},
-    "rows-1": {
-        **{"_SHORT": True, "_FEW_GROUPED_PIECES": _ALL, "_GROUPED_PIECES": 1},
-        "_GROUPED_RESIDENT": 12,
-    },
-    "rows-2": {
-        **{"_SHORT": True, "_FEW_GROUPED_PIECES": _ALL, "_GROUPED_PIECES": 2},
-        "_GROUPED_RESIDENT": 10,
-    },
+    "rows-1": {"_SHORT": True, "_FEW_GROUPED_PIECES": _ALL, "_GROUPED_PIECES": 1},
+    "rows-2": {"_SHORT": True, "_FEW_GROUPED_PIECES": _ALL, "_GROUPED_PIECES": 2},
 }
 DENSE_SETTINGS = ("long", "short", "short-12")
 GROUPED_SETTINGS = ("long", "short", "rows-1", "rows-2")
