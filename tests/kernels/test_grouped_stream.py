@@ -64,12 +64,14 @@ def data(rows: int, columns: int, dtype: Any) -> np.ndarray:
     return x
 
 
+TILES = {"_SHORT": False, "_FEW_GROUPED_PIECES": 0}
+ROWS = {"_FEW_GROUPED_PIECES": 1 << 30}
 WAYS = {
-    "whole tiles": {"_ENOUGH_BLOCKS": 0},
-    "shared tiles": {"_ENOUGH_BLOCKS": 1 << 30},
-    "short forms": {"_ENOUGH_BLOCKS": 1 << 30, "_SHORT": True},
-    "a piece a thread": {"_FEW_GROUPED_PIECES": 1 << 30, "_GROUPED_PIECES": 1},
-    "two pieces a thread": {"_FEW_GROUPED_PIECES": 1 << 30, "_GROUPED_PIECES": 2},
+    "whole tiles": {**TILES, "_ENOUGH_BLOCKS": 0},
+    "shared tiles": {**TILES, "_ENOUGH_BLOCKS": 1 << 30},
+    "short forms": {**TILES, "_ENOUGH_BLOCKS": 1 << 30, "_SHORT": True},
+    "a piece a thread": {**ROWS, "_GROUPED_PIECES": 1},
+    "two pieces a thread": {**ROWS, "_GROUPED_PIECES": 2},
 }
 
 
@@ -130,12 +132,24 @@ def planned(arch: str, rows: int, columns: int, groups: int) -> Launches:
     )
 
 
-def test_blocks_are_as_many_as_have_the_registers_that_they_need() -> None:
+@pytest.mark.parametrize(
+    "way, blocks",
+    [
+        ("whole tiles", [10, 8, 8, 10]),
+        ("a piece a thread", [12, 12, 12, 12]),
+        ("two pieces a thread", [12, 10, 10, 10]),
+    ],
+)
+def test_blocks_are_as_many_as_have_the_registers_that_they_need(
+    way: str, blocks: list[int], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    take(way, monkeypatch)
     resident = [
         planned(arch, 9, 32, 3)[0].program.blocks_per_sm
-        for arch in ("sm_90a", "sm_120a", "sm_121a")
+        for arch in ("sm_90a", "sm_120a", "sm_121a", "sm_80")
     ]
-    assert resident == [10, 8, 8]
+    plans.grouped_quantize.cache_clear()
+    assert resident == blocks
 
 
 @pytest.mark.parametrize(
