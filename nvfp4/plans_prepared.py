@@ -10,8 +10,8 @@ from typing import Any, NamedTuple
 from .architectures import capability
 from .errors import UnsupportedError
 from .kernels.matmul_decode import shared_bytes
-from .kernels.matmul_sm90 import THREADS as THREADS_SM90
 from .kernels.matmul_sm90 import shared_bytes as shared_bytes_sm90
+from .kernels.matmul_sm90 import threads_of
 from .kernels.prepared import HEADER
 from .kernels.sm90_quantized_rows import PRODUCER_WARPS
 from .kernels.sm90_weights import BOX
@@ -143,12 +143,12 @@ MANY_ROWS = ((10, 4), (3, 14), (0, 24))
 #: The same of a dense product whose columns alone fill the card, and of one where they do not.
 MANY_ROWS_DENSE = (42, 196)
 #: Rows of a tile that registers allow, by weights: of four bits, of eight.
-MOST_TOKENS = (128, 128)
+MOST_TOKENS = (160, 160)
 #: The same by elements of a quantised A, which is made bfloat16 on the way; without block scales.
 MOST_TOKENS_QUANTIZED = (64, 40)
 MOST_TOKENS_ROWS = 128
 #: The same where the result is quantised; the second of weights of eight bits or a quantised A.
-MOST_TOKENS_CODES = (128, 96)
+MOST_TOKENS_CODES = (160, 96)
 #: Rows of a tile up to which two blocks share a multiprocessor.
 TOKENS_OF_TWO = 32
 #: Bytes of 16 rows of the weights in a step of 64 columns: codes of four bits and of eight, scales
@@ -157,8 +157,6 @@ STEP_BYTES = (512, 1024)
 RECORD_BYTES = (32, 64)
 #: Shared memory of a multiprocessor that blocks may take.
 SHARED = 222 << 10
-#: Steps of 16 whose products are under way.
-PENDING = 3
 #: Stages in shared memory that are worth their room.
 MOST_STAGES = 10
 #: In a batch-invariant product: rows of a tile, so that all rows are of one kind of instruction;
@@ -240,7 +238,11 @@ def prefill(
     if constants["OUTPUT"] == "codes":
         short = constants["B_ELEMENT"] != "e2m1" or not copied
         most = min(most, MOST_TOKENS_CODES[short])
-    tokens = tokens_of(mean, groups, most) if choice is None else min(choice.tokens, most)
+    wide = ceil_div(columns // 2 if halves else columns, 128 if halves else 256)
+    if choice is None:
+        tokens = tokens_of(mean, groups, most, wide, processors)
+    else:
+        tokens = min(choice.tokens, most)
     if matrices is not None:
         tokens = min(INVARIANT_TOKENS, most)
     codes = STEP_BYTES[constants["B_ELEMENT"] != "e2m1"]
@@ -259,10 +261,9 @@ def prefill(
         "CHUNK": tokens,
         "HALF_TOKENS": tokens // 2,
         "STAGES": stages,
-        "PENDING": PENDING,
         "BLOCKS_PER_SM": 2 if two else 1,
         "WHOLE": depth % 64 == 0,
-        "THREADS": THREADS_SM90,
+        "THREADS": threads_of(constants["A_ELEMENT"]),
         "COMPUTE": constants.get("COMPUTE", "bfloat16"),
         "MATRICES": constants.get("MATRICES", "all"),
     }
@@ -272,8 +273,7 @@ def prefill(
     given = {**constants, **own}
     program = kernel.program(**{name: given[name] for name in kernel.constants})
     chunks = min(ceil_div(rows, tokens) + (groups or 0), rows)
-    wide = columns // 2 if halves else columns
-    items = max(1, chunks * ceil_div(wide, 128 if halves else 256))
+    items = max(1, chunks * wide)
     steps, blocks = ceil_div(depth, 64), ceil_div(columns, 16)
     extents = (steps, blocks, max(experts, 1))
     maps = (
@@ -297,7 +297,7 @@ def prefill(
     return Launch(
         program,
         (min(items, processors * (2 if two else 1)), 1, 1),
-        (THREADS_SM90, 1, 1),
+        (own["THREADS"], 1, 1),
         shared(stages=stages),
         ("codes_map", "records_map", *args),
         programmatic=True,
@@ -305,16 +305,34 @@ def prefill(
     )
 
 
-def tokens_of(mean: float, groups: int | None, most_tokens: int) -> int:
+def tokens_of(
+    mean: float, groups: int | None, most_tokens: int, across: int, processors: int
+) -> int:
     """Rows of a tile: a multiple of 8 that wastes little on ranges of so many rows in the mean.
 
-    Rows of ranges are taken to spread like those of a random routing.
+    Rows of ranges are taken to spread like those of a random routing. There are `across` tiles of
+    columns; of the numbers of tiles that a range may be cut into, the one that costs the fewest
+    rounds of the card, by the time of a tile.
     """
     # With few ranges one that needs a tile more than others costs a round of the whole card.
-    spread = 1.4 if (groups or 0) >= 64 else 2.5
+    spread = 1.4 if (groups or 0) >= 64 else 2.0
     most = mean if groups is None else mean + spread * math.sqrt(mean)
-    tiles = max(1, math.ceil(most / most_tokens))
-    return max(16, min(most_tokens, ceil_div(math.ceil(most / tiles), 8) * 8))
+    least = max(1, math.ceil(most / most_tokens))
+    costs = []
+    for tiles in range(least, least + 4):
+        tokens = max(16, min(most_tokens, ceil_div(math.ceil(most / tiles), 8) * 8))
+        rounds = ceil_div(tiles * across * (groups or 1), processors)
+        costs.append((rounds * time_of_tile(tokens), tiles, tokens))
+    return min(costs)[2]
+
+
+def time_of_tile(tokens: int) -> float:
+    """The time of a tile of so many rows, up to a factor.
+
+    Measured on an H200 at 33792 x 8192, a tile each multiprocessor, us: 66 (64 rows), 73 (80), 102
+    (128), 116 (144), 127 (160): tensor cores, or else the weights, which take as long for any rows.
+    """
+    return max(0.79 * tokens, 34 + 0.5 * tokens)
 
 
 def passes(constants: Mapping[str, Any]) -> int:

@@ -453,7 +453,7 @@ def _prepared(
         narrow = constants["A_SCALE"] == "none" and constants["B_SCALE"] == "e8m0"
         launches += [
             plans_prepared.prefill(
-                {**constants, **more},
+                {**constants, **more, "EPILOGUE": "none" if epilogue is None else "function"},
                 **shape,
                 kernel=kernel,
                 args=args,

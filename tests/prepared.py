@@ -38,19 +38,21 @@ def bfloat16(bits: int) -> Any:
     return np.array([bits], np.uint16).view(ml_dtypes.bfloat16)[0]
 
 
-def registers_of_step(codes: bytes, lane: int, j: int, fmt: BlockFormat) -> list[list[int]]:
-    """Registers a0 to a3 of step j: the bfloat16 bits of the even and of the odd column."""
+def registers_of_word(codes: bytes, lane: int, w: int, fmt: BlockFormat) -> list[list[int]]:
+    """Registers of word w: the bfloat16 bits of the even and of the odd column."""
+    g, t = divmod(lane, 4)
+    at = 16 * (8 * t + g) + 4 * w
     if fmt.element == "e2m1":
-        q = int.from_bytes(codes[16 * lane + 4 * j :][:4], "little")
+        q = int.from_bytes(codes[at:][:4], "little")
         return [[f & 0xFFFF, f >> 16] for f in registers(q)]
     found = []
-    for pair in (0, 1):
+    for half in (0, 1):
         for upper in (0, 1):
-            word = codes[512 * upper + 16 * lane + 4 * j :][:4]
+            word = codes[512 * upper + at :][:4]
             shift = 4 if fmt.element == "e4m3" else 3
             both = []
             for odd in (0, 1):
-                code = word[2 * odd + (1 - pair)]
+                code = word[2 * odd + (1 - half)]
                 both.append((code & 0x80) << 8 | (code & 0x7F) << (8 - shift))
             found.append(both)
     return found
@@ -66,7 +68,7 @@ def multiplier(byte: int, fmt: BlockFormat) -> Any:
 
 
 def value_of_code(bits: int, fmt: BlockFormat) -> float:
-    """Of a code as `registers_of_step` gives it, infinity and NaN included."""
+    """Of a code as `registers_of_word` gives it, infinity and NaN included."""
     value = float(bfloat16(bits)) * 2.0 ** -EXPONENT[fmt.element]
     if fmt.element == "e4m3" and bits & 0x7F0 == 0x7F0:
         return math.nan
@@ -104,13 +106,13 @@ def read_matrix(codes: np.ndarray, scales: np.ndarray, fmt: BlockFormat) -> np.n
             record = scales[at : at + size].tobytes()
             for lane in range(32):
                 g, t = divmod(lane, 4)
-                for j in range(4):
-                    for i, both in enumerate(registers_of_step(stripe, lane, j, fmt)):
-                        upper, pair, half = i % 2, i // 2, j // 2
+                for w in range(4):
+                    for i, both in enumerate(registers_of_word(stripe, lane, w, fmt)):
+                        upper, half = i % 2, i // 2
                         byte = scale_byte(record, g, t, upper, half, fmt)
                         for odd in (0, 1):
                             value = element_times_scale(both[odd], byte, factor, fmt)
-                            column = 64 * s + 32 * half + 8 * t + 4 * (j % 2) + 2 * pair + odd
+                            column = 64 * s + 32 * half + 8 * t + 2 * w + odd
                             out[16 * r + g + 8 * upper, column] = value
     with np.errstate(over="ignore"):
         return out.astype(np.float32)

@@ -290,15 +290,15 @@ def _stripes_of(codes: np.ndarray, fmt: BlockFormat) -> np.ndarray:
     """Codes of whole stripes, [16 r, bytes], as [r, s, 512 or 1024]."""
     down = codes.shape[0] // PREPARED_ROWS
     if fmt.codes_per_byte == 1:
-        # upper row, row, step, half, t, product, pair, odd
-        # -> step, upper row, row, t, half, product, odd, pair (the second first)
-        split = codes.reshape(down, 2, 8, -1, 2, 4, 2, 2, 2)[..., ::-1, :]
-        return split.transpose(0, 3, 1, 2, 5, 4, 6, 8, 7).reshape(down, -1, 1024)
-    split = _spread(codes.reshape(down, 2, 8, -1, 2, 4, 2, 2))
-    first, second = split[..., 0], split[..., 1]
+        # upper row, row, step, half, t, pair, odd
+        # -> step, upper row, t, row, pair, odd, half (the second first)
+        split = codes.reshape(down, 2, 8, -1, 2, 4, 4, 2)[:, :, :, :, ::-1]
+        return split.transpose(0, 3, 1, 5, 2, 6, 7, 4).reshape(down, -1, 1024)
+    split = _spread(codes.reshape(down, 2, 8, -1, 2, 4, 4))
+    first, second = split[:, :, :, :, 0], split[:, :, :, :, 1]
     mixed = _mix(first[:, 0], first[:, 1], second[:, 0], second[:, 1])
-    # row, step, half, t, product -> step, row, t, half, product
-    words = np.ascontiguousarray(mixed.transpose(0, 2, 1, 4, 3, 5), "<u4")
+    # row, step, t, pair -> step, t, row, pair
+    words = np.ascontiguousarray(mixed.transpose(0, 2, 3, 1, 4), "<u4")
     return words.view(np.uint8).reshape(down, -1, 512)
 
 
@@ -306,13 +306,13 @@ def _rows_of(stripes: np.ndarray, fmt: BlockFormat) -> np.ndarray:
     """The inverse of `_stripes_of`."""
     down, across = stripes.shape[:2]
     if fmt.codes_per_byte == 1:
-        split = stripes.reshape(down, across, 2, 8, 4, 2, 2, 2, 2)[..., ::-1]
-        return split.transpose(0, 2, 3, 1, 5, 4, 6, 8, 7).reshape(down * PREPARED_ROWS, -1)
-    words = np.ascontiguousarray(stripes).view("<u4").reshape(down, across, 8, 4, 2, 2)
+        split = stripes.reshape(down, across, 2, 4, 8, 4, 2, 2)[..., ::-1]
+        return split.transpose(0, 2, 4, 1, 7, 3, 5, 6).reshape(down * PREPARED_ROWS, -1)
+    words = np.ascontiguousarray(stripes).view("<u4").reshape(down, across, 4, 8, 4)
     f = [_gather(value) for value in _unmix(words.astype(np.uint32))]
-    # step, row, t, half, product each -> upper row, row, step, half, t, product, pair
+    # step, t, row, pair each -> upper row, row, step, half, t, pair
     both = np.stack([np.stack(f[:2], axis=1), np.stack(f[2:], axis=1)], axis=-1)
-    return both.transpose(0, 1, 3, 2, 5, 4, 6, 7).reshape(down * PREPARED_ROWS, -1)
+    return both.transpose(0, 1, 4, 2, 6, 3, 5).reshape(down * PREPARED_ROWS, -1)
 
 
 def _spread(pairs: np.ndarray) -> np.ndarray:

@@ -71,6 +71,7 @@ from .prepared_items import (
 )
 from .prepared_mma import (
     HEADER,
+    code_place,
     factor_of_matrix,
     fragments,
     load_codes,
@@ -182,7 +183,8 @@ def rows_of_step(a, a_scales, row0, row1, column, depth):
 
 def add_step(codes, record, x, c0, c1):
     """The products of a step of a stripe with all rows of an item."""
-    w = fragments(codes, multipliers(record))
+    scales = multipliers(record)
+    w = fragments(codes, scales, scales)
     c0 = add_row_products(w, x[0], x[1], c0)
     if CHUNK == 16:
         c1 = add_row_products(w, x[2], x[3], c1)
@@ -192,7 +194,7 @@ def add_step(codes, record, x, c0, c1):
 def lane_of_step(run, lane):
     """Where a lane's codes and its scales of the first step of a run are, in bytes."""
     at, header = run
-    code = i64_of_u32(at) * step_bytes() + i64_of_u32(lane) * 16
+    code = i64_of_u32(at) * step_bytes() + i64_of_u32(code_place(lane))
     record = i64_of_u32(at) * record_bytes() + i64_of_u32(header) + record_place(lane)
     return code, record
 

@@ -2,18 +2,20 @@
 
 A block makes tiles of 256 columns of the product by CHUNK rows of A, of a list that it finds
 itself: items of ``prepared_items``. A step is 64 of the depth; a ring of stages in shared memory
-has the rows of A of a step, in the weights' K order, its codes and its scales. Two consumer
-warpgroups make bfloat16 of codes while products before are under way; weights are the first
-operand, in registers, two stripes of 64 columns for each warpgroup. The other eight warps bring
-rows (``sm90_rows``) and have the weights brought (``sm90_weights``). Producers and consumers go
-over the same items by themselves; full and empty stages are told by mbarriers, so loads for the
-next item begin while the last one is written.
+has the rows of A of a step, as they are, its codes and its scales. Two consumer warpgroups make
+bfloat16 of codes, which ``ldmatrix`` hands out in the order that calls for such rows, while
+products before are under way: a group of four for a stripe of 64 columns, two stripes for each
+warpgroup, weights as the first operand, in registers. Other warps bring rows (``sm90_rows``) and
+have the weights brought (``sm90_weights``). Producers and consumers go over the same items by
+themselves; full and empty stages are told by mbarriers, so loads for the next item begin while the
+last one is written, and the next item is looked up while the last products are under way.
 
 Where A is quantised, four warps bring its rows, dequantised, one tells consumers of them, and one
 asks for weights.
 
-Sums go through shared memory, 32 rows of A at a time, so that results are stored along rows, or
-quantised: the lanes of a block of columns have it side by side.
+Results that are only scaled and rounded go to shared memory as rows (``sm90_plain_results``);
+otherwise sums do, 32 rows of A at a time, so that results are stored along rows, or quantised: the
+lanes of a block of columns have it side by side.
 
 What bfloat16 cannot hold is multiplied again as in ``matmul_decode``.
 
@@ -26,8 +28,8 @@ e4m3: see ``fp8_operands``. MATRICES says which matrices this launch is for: see
 
 Compile-time constants: those of ``matmul_decode`` that are not its own; COMPUTE, MATRICES; CHUNK,
 rows of A of a tile, a multiple of 8; HALF_TOKENS, half of it; STAGES of the ring, four or more
-where rows are made; PENDING, steps of 16 whose products are under way; BLOCKS_PER_SM, 2 where
-registers of small tiles allow it.
+where rows are made; BLOCKS_PER_SM, 2 where registers of
+small tiles allow it; EPILOGUE, whether there is a function of the user's.
 """
 
 from __future__ import annotations
@@ -47,6 +49,8 @@ from ..ptx.arith import (
     ge_u32,
     i64_of_u32,
     lt_u32,
+    max_u32,
+    min_u32,
     mul_u32,
     ne_u32,
     shl_u32,
@@ -70,20 +74,19 @@ from ..ptx.mbarrier import (
 from ..ptx.memory import (
     atom_max_shared_u32,
     ld_shared_u32,
-    ld_shared_v4_u32,
+    ld_shared_v2_u32,
     shared_base,
     st_shared_u32,
 )
+from ..ptx.mma import ldmatrix_x4
 from ..ptx.warp import elect, syncwarp
 from ..ptx.wgmma import (
     setmaxnreg_dec,
     setmaxnreg_inc,
-    wgmma_commit_group,
     wgmma_descriptor,
-    wgmma_fence,
+    wgmma_group_rs_bf16,
+    wgmma_group_rs_e4m3,
     wgmma_keep,
-    wgmma_rs_bf16,
-    wgmma_rs_e4m3,
     wgmma_wait,
     wgmma_wait_group,
     wgmma_zeros,
@@ -91,9 +94,7 @@ from ..ptx.wgmma import (
 from .activations import may_be_extreme, row_bytes
 from .fp8_matrices import is_ours, number_our_chunks
 from .fp8_operands import (
-    copy_rows_of_bytes,
-    early_bytes,
-    late_bytes,
+    bytes_of_step,
     less_of_matrix,
     narrow_factor,
     narrow_multipliers,
@@ -107,21 +108,21 @@ from .prepared_items import (
     locate,
 )
 from .prepared_mma import (
-    early_fragment,
     factor_of_matrix,
-    late_fragment,
+    fragments,
     matrix_records,
     multipliers,
     record_bytes,
-    record_place,
     step_bytes,
 )
 from .products import result_columns
 from .rings import next_stage
 from .schedule import chunk_count, make_table, table_bytes
+from .sm90_byte_rows import bring_byte_rows
+from .sm90_plain_results import store_plainly
 from .sm90_quantized_rows import PRODUCER_WARPS, make_rows
 from .sm90_results import PIECE, PITCH, leave_and_store, piece_bytes, repeat_slowly
-from .sm90_rows import bring_rows
+from .sm90_rows import COPYING_WARPS, copy_rows
 from .sm90_weights import (
     BLOCKS,
     ask_for_weights,
@@ -139,20 +140,20 @@ from .sm90_weights import (
 A_ELEMENT = "none"
 A_SCALE = "e8m0"
 B_ELEMENT = "e2m1"
+B_SCALE = "e8m0"
 PAIR = "none"
 OUTPUT = "bfloat16"
+EPILOGUE = "none"
 GROUPED = True
 CHUNK = 128
 HALF_TOKENS = 64
 STAGES = 5
-PENDING = 3
 WHOLE = True
 COMPUTE = "bfloat16"
 MATRICES = "all"
 BLOCKS_PER_SM = 1
 
 ZERO = np.float32(0.0)
-THREADS = 512
 CONSUMERS = 256
 WARP = 0xFFFFFFFF
 
@@ -165,36 +166,44 @@ def barriers_at():
     return behind_stages() + 4 * piece_bytes() + 16
 
 
-def by_registers():
-    """Whether rows of A come by way of registers."""
-    if COMPUTE == "fp8" or A_ELEMENT != "none":
-        return False
-    else:
+def by_copies():
+    """Whether rows of A are copied as they are: in blocks of 384 threads, else of 512."""
+    if A_ELEMENT == "none":
         return True
-
-
-def producers_of_stage():
-    """Threads that tell a stage's rows."""
-    if COMPUTE == "fp8":
-        return 128
     else:
-        return 32
+        return False
+
+
+def made():
+    """Whether rows of A are made bfloat16 on the way."""
+    if A_ELEMENT != "none" and COMPUTE != "fp8":
+        return True
+    else:
+        return False
 
 
 def tellers_of_stage():
     """Arrivals that fill a stage: of whoever brings rows, and of whoever has asked for weights."""
-    if by_registers():
+    if COMPUTE == "fp8":
         return PRODUCER_WARPS + 1
     else:
         return 33
 
 
+def bringers_of_stage():
+    """Threads that tell of rows which are on their way."""
+    if by_copies():
+        return 32 * COPYING_WARPS
+    else:
+        return 32
+
+
 def threads_with_flags():
     """Threads that may set a flag, with those that read it."""
-    if by_registers():
-        return CONSUMERS
-    else:
+    if made():
         return CONSUMERS + 32 * PRODUCER_WARPS
+    else:
+        return CONSUMERS
 
 
 # Producers ---------------------------------------------------------------------------------------
@@ -243,12 +252,24 @@ def produce(maps, a, a_scales, a_rows, ranges, work, ring, barriers, row_blocks,
     """What a warp does that is no consumer, of number `mine` among these."""
     item, items, beyond, across, a_stride, depth, steps = work
     full, empty, brought = barriers
-    if by_registers():
+    weights = (item, items, beyond, across, steps)
+    if by_copies():
         if BLOCKS_PER_SM == 2:
-            setmaxnreg_dec(40)
+            setmaxnreg_dec(48)
         else:
-            setmaxnreg_dec(64)
-        bring_rows(
+            setmaxnreg_dec(56)
+        if lt_u32(mine, COPYING_WARPS):
+            copy_rows(
+                a, a_rows, ranges, item, items, beyond, across, row_bytes(a_stride), depth, steps,
+                ring, brought, empty, mine, lane,
+            )  # fmt: skip
+        elif eq_u32(mine, COPYING_WARPS):
+            bring_weights(maps, ranges, weights, ring, full, empty, row_blocks, lane)
+        else:
+            relay(item, items, beyond, steps, brought, full, lane)
+    elif COMPUTE == "fp8":
+        setmaxnreg_dec(64)
+        bring_byte_rows(
             maps, a, a_rows, ranges, item, items, beyond, across, row_bytes(a_stride), depth,
             steps, ring, full, empty, row_blocks, mine, lane,
         )  # fmt: skip
@@ -257,58 +278,53 @@ def produce(maps, a, a_scales, a_rows, ranges, work, ring, barriers, row_blocks,
         if eq_u32(mine, PRODUCER_WARPS):
             relay(item, items, beyond, steps, brought, full, lane)
         elif eq_u32(mine, PRODUCER_WARPS + 1):
-            places = (item, items, beyond, across, steps)
-            bring_weights(maps, ranges, places, ring, full, empty, row_blocks, lane)
+            bring_weights(maps, ranges, weights, ring, full, empty, row_blocks, lane)
     else:
-        if COMPUTE == "fp8":
-            setmaxnreg_dec(40)
-            copy_rows_of_bytes(
-                a, a_rows, ranges, item, items, beyond, across, row_bytes(a_stride), depth, steps,
-                ring, brought, empty, mine, lane,
-            )  # fmt: skip
-        else:
-            setmaxnreg_dec(120)
-            extreme = make_rows(
-                a, a_scales, a_rows, ranges, item, items, beyond, across, a_stride, depth, steps,
-                ring, brought, empty, mine, lane,
-            )  # fmt: skip
-            if may_be_extreme():
-                if extreme:
-                    atom_max_shared_u32(flags, 1)
-        bar_arrive(3, threads_with_flags())
+        setmaxnreg_dec(120)
+        extreme = make_rows(
+            a, a_scales, a_rows, ranges, item, items, beyond, across, a_stride, depth, steps,
+            ring, brought, empty, mine, lane,
+        )  # fmt: skip
+        if may_be_extreme():
+            if extreme:
+                atom_max_shared_u32(flags, 1)
+    if made():
+        if lt_u32(mine, PRODUCER_WARPS):
+            bar_arrive(3, threads_with_flags())
 
 
 # Consumers ---------------------------------------------------------------------------------------
 
 
 def codes_of_stage(at):
-    """A lane's codes of a step of a block of 16 rows of the weights."""
-    low = ld_shared_v4_u32(at)
+    """A lane's words of a step of a block of 16 rows of the weights, for products as they are."""
+    low = ldmatrix_x4(at)
     if B_ELEMENT == "e2m1":
         return low
     else:
-        high = ld_shared_v4_u32(add_u32(at, 512))
+        high = ldmatrix_x4(add_u32(at, 512))
         return (low[0], low[1], low[2], low[3], high[0], high[1], high[2], high[3])
 
 
-def multiply(acc, w, rows):
-    """Add a product; wait until no more than PENDING are under way."""
-    wgmma_fence()
+def scales_of_stage(at, less):
+    """What a lane's words 0 and 1 of a step are multiplied by, and words 2 and 3."""
     if COMPUTE == "fp8":
-        acc = wgmma_rs_e4m3(acc, w, rows, True)
+        early = narrow_multipliers(ld_shared_u32(at), less)
+        return early, early
+    elif B_SCALE == "e4m3":
+        records = ld_shared_v2_u32(at)
+        return multipliers(records[0]), multipliers(records[1])
     else:
-        acc = wgmma_rs_bf16(acc, w, rows, True)
-    wgmma_commit_group()
-    wgmma_wait_group(PENDING)
-    return acc
+        early = multipliers(ld_shared_u32(at))
+        return early, early
 
 
-def multipliers_of_stage(at, less):
-    """What a lane's codes of a step are multiplied by."""
-    if COMPUTE == "fp8":
-        return narrow_multipliers(ld_shared_u32(at), less)
+def record_of_lane(lane):
+    """Where in a step's scales those of a lane begin."""
+    if B_SCALE == "e4m3":
+        return shl_u32(shr_u32(lane, 2), 3)
     else:
-        return multipliers(ld_shared_u32(at))
+        return shl_u32(shr_u32(lane, 2), 2)
 
 
 def descriptor_of_stage(at):
@@ -319,6 +335,18 @@ def descriptor_of_stage(at):
         return wgmma_descriptor(at, 128, 16, 1024)
 
 
+def multiply(acc, codes, scales, rows):
+    """Add a stripe's products of a step, a group; wait for all groups but this one."""
+    if COMPUTE == "fp8":
+        p, q = bytes_of_step(codes, scales[0])
+        acc = wgmma_group_rs_e4m3(acc, p, q, rows)
+    else:
+        p, q, r, s = fragments(codes, scales[0], scales[1])
+        acc = wgmma_group_rs_bf16(acc, p, q, r, s, rows)
+    wgmma_wait_group(1)
+    return acc
+
+
 def factor_of_sums(b_scales, header):
     """What the sums of a matrix must be multiplied by."""
     if COMPUTE == "fp8":
@@ -327,36 +355,32 @@ def factor_of_sums(b_scales, header):
         return factor_of_matrix(b_scales, header)
 
 
-def first_fragment(codes, scales):
-    """Registers of the first product of a step."""
-    if B_ELEMENT == "e2m1":
-        return early_fragment(codes[0], codes[0], scales)
-    else:
-        return early_fragment(codes[0], codes[4], scales)
-
-
-def second_fragment(codes, scales):
-    """Of the second."""
-    if B_ELEMENT == "e2m1":
-        return early_fragment(codes[1], codes[1], scales)
-    else:
-        return early_fragment(codes[1], codes[5], scales)
-
-
-def third_fragment(codes, scales):
-    """Of the third."""
-    if B_ELEMENT == "e2m1":
-        return late_fragment(codes[2], codes[2], scales)
-    else:
-        return late_fragment(codes[2], codes[6], scales)
-
-
-def fourth_fragment(codes, scales):
-    """Of the fourth."""
-    if B_ELEMENT == "e2m1":
-        return late_fragment(codes[3], codes[3], scales)
-    else:
-        return late_fragment(codes[3], codes[7], scales)
+def multiply_steps(acc0, acc1, rings, steps, stage, parity, less, lane):
+    """The products of an item's steps, of which the last ones may still be under way."""
+    ring, code_ring, record_ring, full, empty = rings
+    before = empty  # the mbarrier of the stage that the last step has read
+    started = False
+    step = sub_u32(stage, stage)
+    while lt_u32(step, steps):
+        mbarrier_wait_parity(add_u32(full, shl_u32(stage, 3)), parity)
+        at = add_u32(code_ring, mul_u32(stage, codes_stage()))
+        codes0 = codes_of_stage(at)
+        codes1 = codes_of_stage(add_u32(at, blocks_apart() * step_bytes()))
+        at = add_u32(record_ring, mul_u32(stage, records_stage()))
+        scales0 = scales_of_stage(at, less)
+        scales1 = scales_of_stage(add_u32(at, blocks_apart() * record_bytes()), less)
+        rows = descriptor_of_stage(add_u32(ring, mul_u32(stage, rows_stage())))
+        acc0 = multiply(acc0, codes0, scales0, rows)
+        # Up to now products of the step before may have been under way.
+        syncwarp(WARP)
+        if started and eq_u32(lane, 0):
+            mbarrier_arrive(before)
+        started = True
+        before = add_u32(empty, shl_u32(stage, 3))
+        acc1 = multiply(acc1, codes1, scales1, rows)
+        stage, parity = next_stage(stage, parity)
+        step = add_u32(step, 1)
+    return acc0, acc1, stage, parity, before
 
 
 # Body --------------------------------------------------------------------------------------------
@@ -418,7 +442,7 @@ def matmul_sm90(
         stage = full
         while lt_u32(stage, empty):
             mbarrier_init(stage, tellers_of_stage())
-            mbarrier_init(add_u32(stage, 16 * STAGES), producers_of_stage())
+            mbarrier_init(add_u32(stage, 16 * STAGES), bringers_of_stage())
             mbarrier_init(add_u32(stage, 8 * STAGES), CONSUMERS // 32)
             stage = add_u32(stage, 8)
         fence_mbarrier_init()
@@ -456,13 +480,13 @@ def matmul_sm90(
             maps, a, a_scales, a_rows, ranges, work, ring, barriers, row_blocks, ahead, lane, flags
         )
     else:
-        if by_registers():
+        if by_copies():
             if BLOCKS_PER_SM == 2:
-                setmaxnreg_inc(88)
+                setmaxnreg_inc(96)
             else:
-                setmaxnreg_inc(192)
+                setmaxnreg_inc(224)
         elif COMPUTE == "fp8":
-            setmaxnreg_inc(208)
+            setmaxnreg_inc(192)
         else:
             setmaxnreg_inc(184)
         consume(
@@ -487,6 +511,14 @@ def matmul_sm90(
                 item = add_u32(item, beyond)
 
 
+def is_plain():
+    """Whether results are only scaled and rounded to 16 bits."""
+    if EPILOGUE == "none" and PAIR == "none" and (OUTPUT == "bfloat16" or OUTPUT == "float16"):
+        return True
+    else:
+        return False
+
+
 def consume(
     b_scales, to, codes, a_rows, ranges, scalars, item, items, beyond,
     across, columns, row_blocks, steps, ring, full, empty, warp, lane, flags,
@@ -505,62 +537,33 @@ def consume(
     stage = sub_u32(warp, warp)
     parity = stage
     plain = False
-    before = empty  # the mbarrier of the stage that the last step has read
-    started = False
     none = u32_of_i64(0)
     mine = block_of_stage(group, inner)
     code_ring = add_u32(ring, add_u32(codes_at(), shl_u32(lane, 4)))
     code_ring = add_u32(code_ring, mul_u32(mine, step_bytes()))
-    record_ring = add_u32(ring, add_u32(records_at(), u32_of_i64(record_place(lane))))
+    record_ring = add_u32(ring, add_u32(records_at(), record_of_lane(lane)))
     record_ring = add_u32(record_ring, mul_u32(mine, record_bytes()))
+    following = locate(min_u32(item, sub_u32(max_u32(items, 1), 1)), across, ranges, lane)
     while lt_u32(item, items):
-        here = locate(item, across, ranges, lane)
+        here = following
         expert = here[0]
         acc0 = wgmma_zeros(HALF_TOKENS)
         acc1 = wgmma_zeros(HALF_TOKENS)
-        step = none
         less = none
         if COMPUTE == "fp8":
             matrix_bytes = matrix_records(i64_of_u32(row_blocks), i64_of_u32(steps))
             less = less_of_matrix(b_scales, max(expert, 0) * matrix_bytes)
-        while lt_u32(step, steps):
-            mbarrier_wait_parity(add_u32(full, shl_u32(stage, 3)), parity)
-            at = add_u32(code_ring, mul_u32(stage, codes_stage()))
-            q0 = codes_of_stage(at)
-            p0 = codes_of_stage(add_u32(at, blocks_apart() * step_bytes()))
-            at = add_u32(record_ring, mul_u32(stage, records_stage()))
-            scale0 = multipliers_of_stage(at, less)
-            scale1 = multipliers_of_stage(add_u32(at, blocks_apart() * record_bytes()), less)
-            rows = descriptor_of_stage(add_u32(ring, mul_u32(stage, rows_stage())))
-            if COMPUTE == "fp8":
-                acc0 = multiply(acc0, early_bytes(q0[0], q0[1], scale0), rows)
-                acc1 = multiply(acc1, early_bytes(p0[0], p0[1], scale1), rows)
-                acc0 = multiply(acc0, late_bytes(q0[2], q0[3], scale0), rows + 2)
-                acc1 = multiply(acc1, late_bytes(p0[2], p0[3], scale1), rows + 2)
-            else:
-                acc0 = multiply(acc0, first_fragment(q0, scale0), rows)
-                acc1 = multiply(acc1, first_fragment(p0, scale1), rows)
-                acc0 = multiply(acc0, second_fragment(q0, scale0), rows + 2)
-                acc1 = multiply(acc1, second_fragment(p0, scale1), rows + 2)
-            # Up to now a product of the step before may have been under way.
-            syncwarp(WARP)
-            if started and eq_u32(lane, 0):
-                mbarrier_arrive(before)
-            started = True
-            before = add_u32(empty, shl_u32(stage, 3))
-            if COMPUTE != "fp8":
-                acc0 = multiply(acc0, third_fragment(q0, scale0), rows + 4)
-                acc1 = multiply(acc1, third_fragment(p0, scale1), rows + 4)
-                acc0 = multiply(acc0, fourth_fragment(q0, scale0), rows + 6)
-                acc1 = multiply(acc1, fourth_fragment(p0, scale1), rows + 6)
-            stage, parity = next_stage(stage, parity)
-            step = add_u32(step, 1)
+        rings = (ring, code_ring, record_ring, full, empty)
+        acc0, acc1, stage, parity, before = multiply_steps(
+            acc0, acc1, rings, steps, stage, parity, less, lane
+        )
+        item = add_u32(item, beyond)
+        following = locate(min_u32(item, sub_u32(items, 1)), across, ranges, lane)
         acc0 = wgmma_wait(acc0, 0)
         acc1 = wgmma_keep(acc1)
         syncwarp(WARP)
         if eq_u32(lane, 0):
             mbarrier_arrive(before)
-        started = False
         rebase = ZERO
         of_matrix = ZERO
         if expert >= 0:
@@ -570,21 +573,43 @@ def consume(
             if rebase == ZERO:
                 plain = True
         factors = (alpha, alpha_number, a_decode, rebase, of_matrix)
-        where = (base, corner, group, index, lane)
-        to_codes = (codes, ranges)
-        leave_and_store(to, to_codes, acc0, acc1, a_rows, factors, here, columns, where, 0, 0)
-        if CHUNK > 32:
-            leave_and_store(to, to_codes, acc0, acc1, a_rows, factors, here, columns, where, 1, 32)
-        if CHUNK > 64:
-            leave_and_store(to, to_codes, acc0, acc1, a_rows, factors, here, columns, where, 2, 64)
-        if CHUNK > 96:
-            leave_and_store(to, to_codes, acc0, acc1, a_rows, factors, here, columns, where, 3, 96)
-        item = add_u32(item, beyond)
+        if is_plain():
+            where = (base, group, inner, lane)
+            store_plainly(to, acc0, acc1, a_rows, factors, here, columns, where, 0)
+            if CHUNK > 64:
+                store_plainly(to, acc0, acc1, a_rows, factors, here, columns, where, 64)
+            if CHUNK > 128:
+                store_plainly(to, acc0, acc1, a_rows, factors, here, columns, where, 128)
+        else:
+            where = (base, corner, group, index, lane)
+            to_codes = (codes, ranges)
+            leave_and_store(to, to_codes, acc0, acc1, a_rows, factors, here, columns, where, 0, 0)
+            if CHUNK > 32:
+                leave_and_store(
+                    to, to_codes, acc0, acc1, a_rows, factors, here, columns, where, 1, 32
+                )
+            if CHUNK > 64:
+                leave_and_store(
+                    to, to_codes, acc0, acc1, a_rows, factors, here, columns, where, 2, 64
+                )
+            if CHUNK > 96:
+                leave_and_store(
+                    to, to_codes, acc0, acc1, a_rows, factors, here, columns, where, 3, 96
+                )
+            if CHUNK > 128:
+                leave_and_store(
+                    to, to_codes, acc0, acc1, a_rows, factors, here, columns, where, 4, 128
+                )
     if plain:
         atom_max_shared_u32(add_u32(flags, 4), 1)
 
 
 # Kernels -----------------------------------------------------------------------------------------
+
+
+def threads_of(a_element: str) -> int:
+    """Threads of a block."""
+    return 384 if a_element == "none" else 512
 
 
 def shared_bytes(*, tokens: int, stages: int, step: int, groups: int | None, row: int = 128) -> int:
@@ -593,7 +618,7 @@ def shared_bytes(*, tokens: int, stages: int, step: int, groups: int | None, row
     `step` is the bytes of 16 rows of the weights in a step, codes and scales; `row` those of a row
     of A; `groups` is None in a dense product.
     """
-    table = 0 if groups is None else table_bytes(groups) + 8 * (THREADS // 32)
+    table = 0 if groups is None else table_bytes(groups) + 8 * (512 // 32)
     results = 4 * PIECE * PITCH
     return stages * (tokens * row + BLOCKS * step + 24) + results + 16 + table
 
@@ -605,13 +630,13 @@ _SHARED_WITH_NAIVE = (
 )
 _HERE = {
     "INPUT": ("bfloat16",),
+    "EPILOGUE": ("none", "function"),
     "GROUPED": (True, False),
-    "CHUNK": tuple(range(16, 129, 8)),
-    "HALF_TOKENS": tuple(range(8, 65, 4)),
+    "CHUNK": tuple(range(16, 161, 8)),
+    "HALF_TOKENS": tuple(range(8, 81, 4)),
     "STAGES": tuple(range(2, 17)),
-    "PENDING": (1, 2, 3),
     "WHOLE": (True, False),
-    "THREADS": (THREADS,),
+    "THREADS": (384, 512),
     "A_SCALE": ("e4m3", "e8m0", "none"),
     "COMPUTE": ("bfloat16", "fp8"),
     "MATRICES": ("all", "narrow", "others"),
@@ -644,12 +669,13 @@ def variant(b: str = "mxfp4", tokens: int = 128, **more: object) -> dict:
         **{"B_ELEMENT": "e2m1" if b.endswith("fp4") else b[-4:], "B_SCALE": scale},
         **{"ALPHA": "value", "DECODE_A": "none", "DECODE_B": "batch", "PAIR": "none"},
         **{"OFFSETS": "int32", "IDS": "none", "INDICES": "int32", "A_STARTS": "none"},
-        **{"OUTPUT": "bfloat16", "GROUPED": True, "CHUNK": tokens, "HALF_TOKENS": tokens // 2},
-        **{"STAGES": 5, "PENDING": 3, "WHOLE": True},
+        **{"OUTPUT": "bfloat16", "EPILOGUE": "none"},
+        **{"GROUPED": True, "CHUNK": tokens, "HALF_TOKENS": tokens // 2},
+        **{"STAGES": 5, "WHOLE": True},
         **{"ELEMENT": "e2m1", "SCALE": "e8m0", "LAYOUT": "linear", "STARTS": "none"},
-        **{"ROUNDING": "rceil", "UNIT": True, "THREADS": THREADS},
+        **{"ROUNDING": "rceil", "UNIT": True},
         **{"COMPUTE": "bfloat16", "MATRICES": "all"},
-        **{"BLOCKS_PER_SM": 1},
+        **{"BLOCKS_PER_SM": 1, "THREADS": threads_of(str(more.get("A_ELEMENT", "none")))},
         **more,
     }
 

@@ -2,8 +2,9 @@
 
 The layout is that of docs/decisions.md D13. A warp makes a stripe of 16 rows by 64 columns: lane
 4 g + t reads eight columns from 8 t on of both halves of rows g and g + 8, and writes the 16 (or
-two times 16) bytes that the same lane of a product reads. Warps of a block lie along the columns,
-blocks along columns (x), stripes of rows (y) and matrices (z), each axis in strides of the grid.
+two times 16) bytes that the same lane of ``matmul_decode`` reads. Warps of a block lie along the
+columns, blocks along columns (x), stripes of rows (y) and matrices (z), each axis in strides of the
+grid.
 
 The scales of the MX formats are rebased by a power of two for each matrix, which depends on the
 largest and the smallest scale of a block that is not zero. Four launches, in the header of the
@@ -296,11 +297,9 @@ def places(word, selector):
     return or_u32(low, high)
 
 
-def word_of_product(upper, lower, first, second):
-    """The word of a product: two bytes of e2m1 codes of row g and of row g + 8."""
-    return mixed(
-        places(upper, first), places(lower, first), places(upper, second), places(lower, second)
-    )
+def word_of_pairs(a, b, c, d, byte):
+    """A word of e2m1 codes: a byte of each half of row g, `a` and `b`, and of row g + 8."""
+    return mixed(places(a[0], byte), places(c[0], byte), places(b[0], byte), places(d[0], byte))
 
 
 def store_codes(out_codes, at, a, b, c, d):
@@ -309,10 +308,10 @@ def store_codes(out_codes, at, a, b, c, d):
         st_global_v4_u32(
             out_codes,
             at,
-            word_of_product(a[0], c[0], 0x4040, 0x4141),
-            word_of_product(a[0], c[0], 0x4242, 0x4343),
-            word_of_product(b[0], d[0], 0x4040, 0x4141),
-            word_of_product(b[0], d[0], 0x4242, 0x4343),
+            word_of_pairs(a, b, c, d, 0x4040),
+            word_of_pairs(a, b, c, d, 0x4141),
+            word_of_pairs(a, b, c, d, 0x4242),
+            word_of_pairs(a, b, c, d, 0x4343),
             "",
         )
     else:
@@ -321,14 +320,14 @@ def store_codes(out_codes, at, a, b, c, d):
 
 
 def store_row(out_codes, at, a, b):
-    """Eight-bit codes of both halves of a row: the first pair in bytes 1 and 3 of a word."""
+    """Eight-bit codes of both halves of a row: of the first one in bytes 1 and 3 of a word."""
     st_global_v4_u32(
         out_codes,
         at,
-        prmt(a[0], 0, 0x1302),
-        prmt(a[1], 0, 0x1302),
-        prmt(b[0], 0, 0x1302),
-        prmt(b[1], 0, 0x1302),
+        prmt(a[0], b[0], 0x1504),
+        prmt(a[0], b[0], 0x3726),
+        prmt(a[1], b[1], 0x1504),
+        prmt(a[1], b[1], 0x3726),
         "",
     )
 
@@ -383,7 +382,7 @@ def prepare(codes, scales, out_codes, out_scales, rows, columns, batches):
                 codes_at = batch * prepared_codes(rows, columns, ELEMENT)
                 store_codes(
                     out_codes,
-                    codes_at + place * stripe_bytes(ELEMENT) + cuda.threadIdx.x * 16,
+                    codes_at + place * stripe_bytes(ELEMENT) + (t * 8 + g) * 16,
                     both(w0, kept_codes(s0, plain)),
                     both(w1, kept_codes(s1, plain)),
                     both(w2, kept_codes(s2, plain)),

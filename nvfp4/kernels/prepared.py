@@ -91,27 +91,21 @@ def mixed(f0, f1, f2, f3):
     return or_u32(q, and_u32(shl_u32(xor_u32(f3, shl_u32(q, 6)), 4), 0x04000400))
 
 
-def four_of_word(q, upper):
-    """Values of four neighbouring columns, of row g or (upper) g + 8."""
+def two_of_word(q, upper, half):
+    """Values of two neighbouring columns of a half, of row g or (upper) g + 8."""
     other = select_u32(upper == 1, shr_u32(q, 4), shf_l(q, q, 10))
-    first = and_u32(shl_u32(q, 4 * upper), PLACES)
-    second = and_u32(xor_u32(shl_u32(q, 6), other), PLACES)
+    second = xor_u32(shl_u32(q, 6), other)
+    both = and_u32(select_u32(half == 0, shl_u32(q, 4 * upper), second), PLACES)
     return (
-        mul_rn(uint_as_float(shl_u32(first, 16)), FROM_PLACES),
-        mul_rn(uint_as_float(and_u32(first, 0xFFFF0000)), FROM_PLACES),
-        mul_rn(uint_as_float(shl_u32(second, 16)), FROM_PLACES),
-        mul_rn(uint_as_float(and_u32(second, 0xFFFF0000)), FROM_PLACES),
+        mul_rn(uint_as_float(shl_u32(both, 16)), FROM_PLACES),
+        mul_rn(uint_as_float(and_u32(both, 0xFFFF0000)), FROM_PLACES),
     )
 
 
-def four_of_bytes(word, element: str):
-    """The same of eight-bit codes."""
-    return (
-        decode_one(shr_u32(word, 8), element),
-        decode_one(shr_u32(word, 24), element),
-        decode_one(word, element),
-        decode_one(shr_u32(word, 16), element),
-    )
+def two_of_bytes(word, half, element: str):
+    """The same of eight-bit codes of a row."""
+    word = shr_u32(word, select_u32(half == 0, 8, 0))
+    return decode_one(word, element), decode_one(shr_u32(word, 16), element)
 
 
 # Scales -------------------------------------------------------------------------------------------
@@ -166,13 +160,17 @@ def prepared8(codes, codes_at, scales, scales_at, row, column, columns, element:
     upper = (row >> 3) & 1
     half = (column >> 5) & 1
     factor = prepared_scale(scales, scales_at, stripe, lane, upper, half, element, scale)
-    at = codes_at + stripe * stripe_bytes(element) + lane * 16
+    at = codes_at + stripe * stripe_bytes(element) + ((lane & 3) * 8 + (row & 7)) * 16
     if element == "e2m1":
         words = load_words(codes, at)
-        a = four_of_word(select_u32(half == 0, words[0], words[2]), upper)
-        b = four_of_word(select_u32(half == 0, words[1], words[3]), upper)
+        a = two_of_word(words[0], upper, half)
+        b = two_of_word(words[1], upper, half)
+        c = two_of_word(words[2], upper, half)
+        d = two_of_word(words[3], upper, half)
     else:
         words = load_words(codes, at + 512 * upper)
-        a = four_of_bytes(select_u32(half == 0, words[0], words[2]), element)
-        b = four_of_bytes(select_u32(half == 0, words[1], words[3]), element)
-    return times8((a[0], a[1], a[2], a[3], b[0], b[1], b[2], b[3]), factor)
+        a = two_of_bytes(words[0], half, element)
+        b = two_of_bytes(words[1], half, element)
+        c = two_of_bytes(words[2], half, element)
+        d = two_of_bytes(words[3], half, element)
+    return times8((a[0], a[1], b[0], b[1], c[0], c[1], d[0], d[1]), factor)

@@ -5,10 +5,12 @@ A step is 16 rows x 64 columns of a matrix that ``nvfp4.prepare_weights`` has la
 all of them. One multiplication of pairs of bfloat16 makes an element times its scale exactly, up to
 the matrix's factor, by which the sums are multiplied afterwards.
 
-In the order of a step, product j (0..3) has columns 32 (j / 2) + 8t + 4 (j % 2) and the next where
-the instruction has 2t and the next, and the two columns after them where it has 2t + 8 and the
-next: so what a lane needs of the other operand are eight neighbours from 8t on and eight from
-32 + 8t on, and each product's words lie side by side.
+Word w (0..3) of lane (g, t) has rows g and g + 8, columns 8t + 2w and the next of both halves of
+the step. A lane that reads its own four words has eight neighbours of each half, and needs just
+these of the other operand, which it reads side by side (``matmul_decode``). A lane that reads word
+t of the four lanes (g, 0..3), as ``ldmatrix`` hands them out, has columns 2t and the next of every
+eight: what the instructions call for where the other operand lies as it is (``matmul_sm90``).
+Either way words 0 and 1 make products of the first columns, 2 and 3 of the next, in both halves.
 
 Compile-time constants: B_ELEMENT, B_SCALE.
 """
@@ -16,6 +18,7 @@ Compile-time constants: B_ELEMENT, B_SCALE.
 from __future__ import annotations
 
 from ..ptx.arith import (
+    add_u32,
     and_u32,
     i64_of_u32,
     lop3,
@@ -65,6 +68,14 @@ def matrix_codes(row_blocks, steps):
 def matrix_records(row_blocks, steps):
     """Bytes of the scales of a matrix, its header included."""
     return HEADER + row_blocks * steps * record_bytes()
+
+
+def code_place(lane):
+    """Where in a step's codes the first 16 bytes of a lane are.
+
+    Lanes that ``ldmatrix`` reads together lie side by side.
+    """
+    return add_u32(shl_u32(and_u32(lane, 3), 7), shl_u32(shr_u32(lane, 2), 4))
 
 
 def record_place(lane):
@@ -145,41 +156,33 @@ def registers(low, high):
         )
 
 
-def early_fragment(low, high, scales):
-    """Registers of a product with columns below 32 of the step."""
+def scaled_registers(low, high, scales):
+    """Elements times scales of a word: rows g, g + 8 of the first half, then of the second.
+
+    Of eight-bit codes there is a word for each row.
+    """
     w = registers(low, high)
     return (
         mul_bf16x2_low(w[0], scales[0]),
         mul_bf16x2_low(w[1], scales[1]),
-        mul_bf16x2_low(w[2], scales[0]),
-        mul_bf16x2_low(w[3], scales[1]),
-    )
-
-
-def late_fragment(low, high, scales):
-    """Registers of a product with columns from 32 on."""
-    w = registers(low, high)
-    return (
-        mul_bf16x2_high(w[0], scales[0]),
-        mul_bf16x2_high(w[1], scales[1]),
         mul_bf16x2_high(w[2], scales[0]),
         mul_bf16x2_high(w[3], scales[1]),
     )
 
 
-def fragments(codes, scales):
-    """Registers of the four products of a step."""
+def fragments(codes, early, late):
+    """Registers of the four products of a step; `late` are multipliers of words 2 and 3."""
     if B_ELEMENT == "e2m1":
-        return (
-            early_fragment(codes[0], codes[0], scales),
-            early_fragment(codes[1], codes[1], scales),
-            late_fragment(codes[2], codes[2], scales),
-            late_fragment(codes[3], codes[3], scales),
-        )
+        upper = (codes[0], codes[1], codes[2], codes[3])
     else:
-        return (
-            early_fragment(codes[0], codes[4], scales),
-            early_fragment(codes[1], codes[5], scales),
-            late_fragment(codes[2], codes[6], scales),
-            late_fragment(codes[3], codes[7], scales),
-        )
+        upper = (codes[4], codes[5], codes[6], codes[7])
+    v0 = scaled_registers(codes[0], upper[0], early)
+    v1 = scaled_registers(codes[1], upper[1], early)
+    v2 = scaled_registers(codes[2], upper[2], late)
+    v3 = scaled_registers(codes[3], upper[3], late)
+    return (
+        (v0[0], v0[1], v1[0], v1[1]),
+        (v2[0], v2[1], v3[0], v3[1]),
+        (v0[2], v0[3], v1[2], v1[3]),
+        (v2[2], v2[3], v3[2], v3[3]),
+    )

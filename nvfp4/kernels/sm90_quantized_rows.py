@@ -65,18 +65,18 @@ def half_row(a, a_scales, row, column, depth):
 
 
 def put_half_row(stage, row, half, words):
-    """Store it in the weights' order: chunk i of 16 bytes has word i of each piece."""
+    """Store its four pieces, 16 bytes each, with the swizzle that products expect."""
     p, q, r, s = words
     base = add_u32(stage, shl_u32(row, 7))
     first = shl_u32(half, 2)
     turn = and_u32(row, 7)
-    st_shared_v4_u32(add_u32(base, shl_u32(xor_u32(first, turn), 4)), p[0], q[0], r[0], s[0])
+    st_shared_v4_u32(add_u32(base, shl_u32(xor_u32(first, turn), 4)), p[0], p[1], p[2], p[3])
     second = add_u32(first, 1)
-    st_shared_v4_u32(add_u32(base, shl_u32(xor_u32(second, turn), 4)), p[1], q[1], r[1], s[1])
+    st_shared_v4_u32(add_u32(base, shl_u32(xor_u32(second, turn), 4)), q[0], q[1], q[2], q[3])
     third = add_u32(first, 2)
-    st_shared_v4_u32(add_u32(base, shl_u32(xor_u32(third, turn), 4)), p[2], q[2], r[2], s[2])
+    st_shared_v4_u32(add_u32(base, shl_u32(xor_u32(third, turn), 4)), r[0], r[1], r[2], r[3])
     fourth = add_u32(first, 3)
-    st_shared_v4_u32(add_u32(base, shl_u32(xor_u32(fourth, turn), 4)), p[3], q[3], r[3], s[3])
+    st_shared_v4_u32(add_u32(base, shl_u32(xor_u32(fourth, turn), 4)), s[0], s[1], s[2], s[3])
 
 
 def produce_two(a, a_scales, r0, r1, column, depth, stage, first, half, free, parity):

@@ -32,6 +32,8 @@ from __future__ import annotations
 from typing import Any
 
 from . import lower
+from .arith import mul_rn
+from .bits import bf16_of_f32, f16_of_f32
 from .instruction import instruction
 from .machine import engines, thread
 from .rounding import bits_of, float_of
@@ -229,6 +231,56 @@ _lower_product(wgmma_ss_e5m2, "e5m2", False)
 _lower_product(wgmma_rs_e5m2, "e5m2", True)
 
 
+# Groups -------------------------------------------------------------------------------------------
+
+
+def _lower_group(target, kind, products):
+    """Operands: accumulators, four registers of A for each product, B's descriptor."""
+    depth = 32 if kind in ("e4m3", "e5m2") else 16
+    modifiers = "1, 1" if depth == 32 else "1, 1, 0"
+
+    def build(builder, ir, arguments):
+        count = len(arguments) - 4 * products - 1
+        first, b = 2 * count, f"${2 * count + 4 * products}"
+        text = f"{{ .reg .b64 b<{products}>; "
+        text += "".join(f"add.s64 b{i}, {b}, {2 * i}; " for i in range(products))
+        text += "wgmma.fence.sync.aligned; "
+        for i in range(products):
+            text += (
+                f"wgmma.mma_async.sync.aligned.m64n{2 * count}k{depth}.f32.{kind}.{kind} "
+                f"{lower.registers(0, count)}, {lower.registers(first + 4 * i, 4)}, "
+                f"b{i}, 1, {modifiers}; "
+            )
+        text += "wgmma.commit_group.sync.aligned; }"
+        return lower.together(builder, ir, text, "f" * count, arguments, tied=count, memory=True)
+
+    target.lowering(memory=True, **_HOPPER)(build)
+
+
+@instruction("f32xN(f32xN, u32x4, u32x4, u32x4, u32x4, i64)")
+def wgmma_group_rs_bf16(acc, a0, a1, a2, a3, b):
+    """A group of four products, 64 along K, which follow each other: fence, A B + D, commit."""
+    return _group(acc, (a0, a1, a2, a3), b, "bf16")
+
+
+@instruction("f32xN(f32xN, u32x4, u32x4, i64)")
+def wgmma_group_rs_e4m3(acc, a0, a1, b):
+    """:func:`wgmma_group_rs_bf16` of float8 e4m3: two products."""
+    return _group(acc, (a0, a1), b, "e4m3")
+
+
+def _group(acc, registers, b, kind):
+    engines().wgmma_fence(thread())
+    for place, a in enumerate(registers):
+        acc = engines().wgmma(thread(), kind, acc, a, b + 2 * place, True)
+    engines().wgmma_commit(thread())
+    return acc
+
+
+_lower_group(wgmma_group_rs_bf16, "bf16", 4)
+_lower_group(wgmma_group_rs_e4m3, "e4m3", 2)
+
+
 # Accumulators ------------------------------------------------------------------------------------
 
 
@@ -281,6 +333,73 @@ def _st_shared_acc_columns(builder, ir, arguments, first, count):
                 text = f"st.shared.f32 [$0+{32 * below}], $1;"
                 value = acc[4 * group + 2 * below + odd]
                 lower.perform(builder, ir, text, [column, value])
+
+
+@instruction("void(u32, f32xN, u32, f32, f32, f32, u32, imm, imm, imm, imm)")
+def st_shared_acc_rows(address, acc, pitch, both, low, high, factors, scaled, kind, first, count):
+    """Store columns `first` to `first` + `count` - 1 of the tile to shared memory, as 16-bit rows.
+
+    What is a column of the tile lies side by side; `kind` is "bf16" or "f16". Each accumulator is
+    multiplied by `both`, then by `low` (row 16w + g of the tile) or `high` (row 16w + g + 8),
+    rounded each time, and rounded to `kind`. With `scaled` 1, `low` and `high` are first multiplied
+    by a float32 of its column, at `factors` + `pitch` * (column - `first`) in shared memory.
+    Multiples of 8 columns, as far as the tile has them; they lie `pitch` bytes apart, a multiple of
+    16. `address` is where the eight elements go that lane l tells of: column l % 8 + 8 (l / 16)
+    after the first, rows 16w + 8 (l / 8 % 2) and on; a multiple of 16.
+    """
+    t = thread().lane & 3
+    shared = thread().block.shared
+    each = {"bf16": bf16_of_f32, "f16": f16_of_f32}[kind]
+    groups = range(first // 8, min((first + count) // 8, len(acc) // 4))
+    words = []
+    for group in groups:
+        for half, other in enumerate((low, high)):
+            word = 0
+            for odd in range(2):
+                factor = other
+                if scaled:
+                    at = factors + pitch * (8 * group - first + 2 * t + odd)
+                    factor = mul_rn(float_of(shared.load(at, 4)), other)
+                value = mul_rn(acc[4 * group + 2 * half + odd], both)
+                word |= each(mul_rn(value, factor)) << 16 * odd
+            words.append(word)
+    for place in range(0, len(words), 4):
+        at = address + pitch * 4 * place
+        engines().stmatrix(thread(), at, tuple(words[place : place + 4]), True)
+
+
+@st_shared_acc_rows.lowering(memory=True, min_cc=(9, 0))
+def _st_shared_acc_rows(builder, ir, arguments, scaled, kind, first, count):
+    address, *acc, pitch, both, low, high, factors = arguments
+    word, real = ir.IntType(32), ir.FloatType()
+    t = builder.call(
+        ir.InlineAsm(ir.FunctionType(word, []), "mov.u32 $0, %laneid;", "=r", side_effect=False), []
+    )
+    t = builder.and_(t, ir.Constant(word, 3))
+    mine = builder.add(factors, builder.mul(pitch, builder.shl(t, ir.Constant(word, 1))))
+    convert = ir.FunctionType(word, [real, real])
+    words = []
+    for group in range(first // 8, min((first + count) // 8, len(acc) // 4)):
+        of_column = []
+        for odd in range(2 if scaled else 0):
+            place = ir.Constant(word, 8 * group - first + odd)
+            at = builder.add(mine, builder.mul(pitch, place))
+            of_column.append(lower.load(builder, ir, "ld.shared.f32", at, 1))
+        for half, other in enumerate((low, high)):
+            pair = []
+            for odd in range(2):
+                factor = builder.fmul(of_column[odd], other) if scaled else other
+                value = builder.fmul(acc[4 * group + 2 * half + odd], both)
+                pair.append(builder.fmul(value, factor))
+            text = f"cvt.rn.{kind}x2.f32 $0, $2, $1;"
+            asm = ir.InlineAsm(convert, text, "=r,f,f", side_effect=False)
+            words.append(builder.call(asm, pair))
+    for place in range(0, len(words), 4):
+        some = words[place : place + 4]
+        at = builder.add(address, builder.mul(pitch, ir.Constant(word, 4 * place)))
+        lower.store(
+            builder, ir, f"stmatrix.sync.aligned.m8n8.x{len(some)}.trans.shared.b16", at, some
+        )
 
 
 # Registers ---------------------------------------------------------------------------------------

@@ -85,9 +85,9 @@ def mma_resolver(kind: str) -> Callable[[dict[int, Any]], Mapping[int, Any]]:
     return resolve
 
 
-def stmatrix(thread: Thread, address: int, words: tuple[int, ...]) -> None:
-    """Model of ``stmatrix``: a lane stores its piece of a row of each matrix."""
-    name = f"stmatrix.x{len(words)}"
+def stmatrix(thread: Thread, address: int, words: tuple[int, ...], trans: bool = False) -> None:
+    """Model of ``stmatrix``: a lane stores its piece of a row, or of a column, of each matrix."""
+    name = f"stmatrix.x{len(words)}" + (".trans" if trans else "")
     rows = thread.collective(name, _ALL, address, lambda lanes: dict.fromkeys(lanes, lanes))
     if len(rows) < 32:
         raise InvalidOperand(f"{name}: it takes 32 lanes; the warp has {len(rows)}")
@@ -96,8 +96,13 @@ def stmatrix(thread: Thread, address: int, words: tuple[int, ...]) -> None:
             f"{name}: misaligned, the row's address is not a multiple of 16", address=address
         )
     g, t = thread.lane >> 2, thread.lane & 3
+    shared = thread.block.shared
     for matrix, word in enumerate(words):
-        thread.block.shared.store(rows[8 * matrix + g] + 4 * t, 4, word & 0xFFFFFFFF)
+        if trans:
+            shared.store(rows[8 * matrix + 2 * t] + 2 * g, 2, word & 0xFFFF)
+            shared.store(rows[8 * matrix + 2 * t + 1] + 2 * g, 2, word >> 16 & 0xFFFF)
+        else:
+            shared.store(rows[8 * matrix + g] + 4 * t, 4, word & 0xFFFFFFFF)
 
 
 def ldmatrix(thread: Thread, address: int, count: int, trans: bool) -> tuple[int, ...]:

@@ -70,6 +70,17 @@ def test_a_warpgroups_product_with_a_in_registers_equals_numpys(place, kind, col
     checks.check_group_product_registers(place, kind, columns)
 
 
+@pytest.mark.parametrize("kind", ["bf16", "e4m3"])
+def test_a_group_of_products_equals_numpys(place, kind):
+    checks.check_group_product_registers(place, kind, 24, groups=True)
+
+
+@pytest.mark.parametrize("kind", ["bf16", "f16"])
+@pytest.mark.parametrize("first", [0, 16])
+def test_sums_are_stored_as_rows_of_16_bits(place, kind, first):
+    checks.check_rows_of_sums(place, kind, first)
+
+
 def test_a_pipeline_of_wgmma_groups_waits_for_all_but_the_last(place):
     checks.check_pipeline(place)
 

@@ -162,7 +162,7 @@ def test_a_block_makes_several_tiles_one_after_the_other(
 ) -> None:
     """A card of one multiprocessor: rings go on from tile to tile, of several matrices.
 
-    With one block of it, two steps a tile in three stages; with two, fewer steps than teams.
+    With one block of it, two steps a tile in three stages; with two, one step in two stages.
     """
     monkeypatch.setattr(plans_prepared, "TOKENS_OF_TWO", two)
     monkeypatch.setattr(plans_prepared, "MOST_STAGES", stages)
@@ -188,10 +188,30 @@ def test_an_epilogue_of_columns_that_are_no_multiple_of_four_reads_no_more(sm90:
     check(sm90, integers((3, 32), 7), weights("mxfp4", 33, 32), epilogue=bias)
 
 
-def test_rows_of_a_tile_of_128(sm90: str) -> None:
-    """All eight loads of a lane and all pieces of the results; 97 rows are a tile of 104."""
-    for rows in (128, 97):
-        check(sm90, integers((rows, 32), 4), weights("mxfp4", 16, 32), checks=False)
+@pytest.mark.parametrize("out_dtype", ["bfloat16", "float32"])
+def test_rows_of_a_tile_of_160(sm90: str, out_dtype: str) -> None:
+    """All copies of a lane and all pieces of the results; 97 rows are a tile of 104."""
+    for rows in (160, 97):
+        b = weights("mxfp4", 16, 32)
+        check(sm90, integers((rows, 32), 4), b, checks=False, out_dtype=out_dtype)
+
+
+@pytest.mark.parametrize("out_dtype", ["bfloat16", "float16"])
+def test_results_whose_rows_do_not_begin_at_multiples_of_16_bytes(
+    sm90: str, out_dtype: str
+) -> None:
+    """Stored one by one: 33 columns, of which the last eight of a lane has one."""
+    a = integers((11, 32), 7)
+    check(sm90, a, weights("mxfp4", 33, 32), checks=False, out_dtype=out_dtype)
+
+
+def test_results_are_zero_where_the_row_of_a_is_not_there(sm90: str) -> None:
+    """Also such that are stored 16 bytes at a time."""
+    indices = np.array([2, -1, 0, 9, 1], np.int32)
+    options: dict[str, Any] = {"row_offsets": np.array([0, 4, 5], np.int32)}
+    options |= {"row_indices": indices, "out_dtype": "bfloat16"}
+    out = check(sm90, integers((3, 32), 2), weights("mxfp4", 2, 40, 32), **options)
+    assert not out[[1, 3]].any() and out[[0, 2, 4]].any(axis=1).all()
 
 
 @pytest.mark.parametrize(
@@ -240,7 +260,7 @@ def test_blocks_fit_into_the_shared_memory_of_a_multiprocessor(
         plan = plans_products.grouped_matmul
         facts |= {"experts": groups, "groups": groups, "a_row_stride": 32}
         facts |= index_facts(np.zeros(groups + 1, np.int32), None, None, None)
-    for mean in (16, 32, 33, 128):
+    for mean in (16, 32, 33, 160):
         rows = mean * (groups or 1)
         more = {"input_rows": rows} if groups else {}
         (launch,) = plan("sm_90a", rows=rows, **facts, **more)

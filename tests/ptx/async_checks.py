@@ -3,6 +3,7 @@
 from collections.abc import Callable
 from typing import Any
 
+import ml_dtypes
 import numpy as np
 
 from nvfp4 import golden, launch
@@ -15,6 +16,7 @@ from tests.ptx.async_kernels import (
     GROUP_PRODUCT_REGISTERS,
     LOAD_MATRICES,
     PIPELINE,
+    ROWS_OF_SUMS,
     STORE_MATRICES,
     TENSOR_COPY,
     TENSOR_TILE,
@@ -204,7 +206,9 @@ def check_group_product(place: Place, kind: str, columns: int, swizzle: int = 12
     assert np.array_equal(place.host(out), (a @ b.T).astype(np.float32))
 
 
-def check_group_product_registers(place: Place, kind: str, columns: int) -> None:
+def check_group_product_registers(
+    place: Place, kind: str, columns: int, groups: bool = False
+) -> None:
     steps = 2
     depth = steps * 128 // (1 if kind in ("e4m3", "e5m2") else 2)
     x, a = operands(kind, (64, depth), 9)
@@ -213,10 +217,29 @@ def check_group_product_registers(place: Place, kind: str, columns: int) -> None
     maps = place.maps(_map(place, right, kind, columns, depth, 128))
     out = place.array(np.full((64, columns), np.nan, np.float32))
     buffers = {"x": place.array(x), "maps": maps, "out": out, "right": right}
-    program = GROUP_PRODUCT_REGISTERS.program(KIND=kind, HALF=columns // 2)
+    program = GROUP_PRODUCT_REGISTERS.program(KIND=kind, HALF=columns // 2, GROUPS=groups)
     shared = 1024 + 256 * columns
     place.run(program, 128, shared, buffers, "x", "maps", "out", "right", steps)
     assert np.array_equal(place.host(out), (a @ b.T).astype(np.float32))
+
+
+def check_rows_of_sums(place: Place, kind: str, first: int) -> None:
+    rng = np.random.default_rng(first + len(kind))
+    x = rng.standard_normal((64, 24)).astype(np.float32)
+    factors = rng.standard_normal(24).astype(np.float32)
+    both = np.float32(0.7)
+    count = min(16, 24 - first)
+    out = place.array(np.full((count, 32), 0xAAAAAAAA, np.uint32))
+    buffers = {"x": place.array(x), "factors": place.array(factors), "out": out}
+    program = ROWS_OF_SUMS.program(KIND=kind, FIRST=first)
+    place.run(program, 128, 24 * 144, buffers, "x", "factors", "out", float(both))
+    rows = np.arange(1, 65, dtype=np.float32)[:, None]
+    times = factors[None, :] * rows if kind == "bf16" else np.broadcast_to(rows, (64, 24))
+    dtype = ml_dtypes.bfloat16 if kind == "bf16" else np.float16
+    want = ((x * both) * times).astype(dtype)[:, first : first + count].T
+    assert np.array_equal(
+        place.host(out).view(np.uint16), np.ascontiguousarray(want).view(np.uint16)
+    )
 
 
 def check_pipeline(place: Place) -> None:

@@ -1,5 +1,7 @@
 """Small kernels, one an engine, that the simulated machine and the card run alike."""
 
+import numpy as np
+
 from nvfp4._numba import cuda
 from nvfp4.program import Kernel, Program
 from nvfp4.ptx.arith import add_u32
@@ -32,6 +34,7 @@ from nvfp4.ptx.memory import (
     ld_shared_u32,
     ptr_address,
     shared_base,
+    st_shared_f32,
     st_shared_u32,
 )
 from nvfp4.ptx.mma import (
@@ -64,9 +67,12 @@ from nvfp4.ptx.tma import (
 from nvfp4.ptx.warp import elect
 from nvfp4.ptx.wgmma import (
     st_shared_acc,
+    st_shared_acc_rows,
     wgmma_commit_group,
     wgmma_descriptor,
     wgmma_fence,
+    wgmma_group_rs_bf16,
+    wgmma_group_rs_e4m3,
     wgmma_keep,
     wgmma_rs_bf16,
     wgmma_rs_e4m3,
@@ -85,6 +91,8 @@ from nvfp4.ptx.wgmma import (
 STAGES = 3
 HALF = 16
 KIND = "bf16"
+GROUPS = False
+FIRST = 0
 SWIZZLE = 128
 RANK = 2
 
@@ -450,7 +458,19 @@ def group_product_registers(x, maps, out, right, steps):
             size = 128 if KIND == "e4m3" or KIND == "e5m2" else 64
             tma_load_2d(b, ptr_address(maps, 0), step * size, 0, bar)
         mbarrier_wait_parity(bar, step & 1)
-        for part in range(4):
+        if GROUPS:
+            at = row * words + 32 * step + (lane & 3)
+            q0 = (x[at], x[at + 8 * words], x[at + 4], x[at + 8 * words + 4])
+            q1 = (x[at + 8], x[at + 8 * words + 8], x[at + 12], x[at + 8 * words + 12])
+            q2 = (x[at + 16], x[at + 8 * words + 16], x[at + 20], x[at + 8 * words + 20])
+            q3 = (x[at + 24], x[at + 8 * words + 24], x[at + 28], x[at + 8 * words + 28])
+            if KIND == "e4m3":
+                acc = wgmma_group_rs_e4m3(acc, q0, q1, first_b)
+                acc = wgmma_group_rs_e4m3(acc, q2, q3, first_b + 4)
+            else:
+                acc = wgmma_group_rs_bf16(acc, q0, q1, q2, q3, first_b)
+            acc = wgmma_wait(acc, 0)
+        for part in range(0 if GROUPS else 4):
             at = row * words + 32 * step + 8 * part + (lane & 3)
             quad = (x[at], x[at + 8 * words], x[at + 4], x[at + 8 * words + 4])
             wgmma_fence()
@@ -476,7 +496,46 @@ GROUP_PRODUCT_REGISTERS = Kernel(
     "group_product_registers",
     group_product_registers,
     ("u32*", "u64*", "f32*", "u32*", "i64"),
-    {"KIND": KINDS, "HALF": ()},
+    {"KIND": KINDS, "HALF": (), "GROUPS": (False, True)},
+    architectures=("sm_90a",),
+    threads=128,
+    blocks_per_sm=1,
+)
+
+
+def rows_of_sums(x, factors, out, both):
+    """Sums of a tile [64, 24], multiplied, as 16-bit rows of 64: 16 columns from FIRST on."""
+    base = shared_base()
+    thread = cuda.threadIdx.x
+    lane = thread & 31
+    row = 16 * (thread >> 5) + (lane >> 2)
+    at = 24 * row + 2 * (lane & 3)
+    under = at + 24 * 8
+    first = (x[at], x[at + 1], x[under], x[under + 1])
+    second = (x[at + 8], x[at + 9], x[under + 8], x[under + 9])
+    acc = first + second + (x[at + 16], x[at + 17], x[under + 16], x[under + 17])
+    if thread < 24 - FIRST:
+        st_shared_f32(base + 144 * thread + 128, factors[FIRST + thread])
+    cuda.syncthreads()
+    place = base + 144 * ((lane & 7) + 8 * (lane >> 4))
+    place += 32 * (thread >> 5) + 16 * ((lane >> 3) & 1)
+    low, high = np.float32(row + 1), np.float32(row + 9)
+    if KIND == "f16":
+        st_shared_acc_rows(place, acc, 144, both, low, high, base + 128, 0, "f16", FIRST, 16)
+    else:
+        st_shared_acc_rows(place, acc, 144, both, low, high, base + 128, 1, "bf16", FIRST, 16)
+    cuda.syncthreads()
+    i = thread + 0
+    while i < min(16, 24 - FIRST) * 32:
+        out[i] = ld_shared_u32(base + 144 * (i // 32) + 4 * (i % 32))
+        i += 128
+
+
+ROWS_OF_SUMS = Kernel(
+    "rows_of_sums",
+    rows_of_sums,
+    ("f32*", "f32*", "u32*", "f32"),
+    {"KIND": ("bf16", "f16"), "FIRST": (0, 16)},
     architectures=("sm_90a",),
     threads=128,
     blocks_per_sm=1,

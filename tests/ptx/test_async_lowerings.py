@@ -18,7 +18,7 @@ from nvfp4.ptx.instruction import ANY, Instruction, instruction, split_tuple
 from tests.ptx import async_kernels as kernels
 from tests.ptx.test_async_kernels import WGMMA_COLUMNS
 
-IMMEDIATES = {"pending": 1, "count": 64, "swizzle": 128, "first": 0}
+IMMEDIATES = {"pending": 1, "count": 64, "swizzle": 128, "first": 0, "scaled": 1, "kind": "'bf16'"}
 # The machine code for each instruction, on sm_90a; ... and on others where another.
 SASS = {
     "mbarrier_init": "SYNCS.EXCH.64",
@@ -74,6 +74,7 @@ SASS = {
     "wgmma_descriptor": None,
     "st_shared_acc": "STS.64",
     "st_shared_acc_columns": "STS",
+    "st_shared_acc_rows": "STSM.16.MT88",
     "wgmma_ss_bf16": "HGMMA.64x8x16.F32.BF16",
     "wgmma_rs_bf16": "HGMMA.64x8x16.F32.BF16",
     "wgmma_ss_f16": "HGMMA.64x8x16.F32",
@@ -82,6 +83,8 @@ SASS = {
     "wgmma_rs_e4m3": "QGMMA.64x8x32.F32.E4M3.E4M3",
     "wgmma_ss_e5m2": "QGMMA.64x8x32.F32.E5M2.E5M2",
     "wgmma_rs_e5m2": "QGMMA.64x8x32.F32.E5M2.E5M2",
+    "wgmma_group_rs_bf16": "HGMMA.64x8x16.F32.BF16",
+    "wgmma_group_rs_e4m3": "QGMMA.64x8x32.F32.E4M3.E4M3",
 }
 for _rank in range(1, 6):
     SASS[f"tma_load_{_rank}d"] = f"UTMALDG.{_rank}D"
@@ -118,7 +121,7 @@ def kernel(chosen: list[Instruction]) -> Kernel:
             texts.append(f"({', '.join(parts)})" if count else parts[0])
         call = f"{one.name}({', '.join(texts)})"
         scalar, count = split_tuple(one.result)
-        if "wgmma_" in one.name and count == ANY and one.name[6:8] in ("ss", "rs"):
+        if count == ANY and ("_ss_" in one.name or "_rs_" in one.name):
             # A product's accumulators are there behind a wait.
             lines += ["    wgmma_fence()", f"    flying{slot} = {call}", "    wgmma_commit_group()"]
             call = f"wgmma_wait(flying{slot}, 0)"
@@ -198,7 +201,7 @@ def test_a_pipeline_keeps_one_group_in_flight():
 
 
 def test_products_from_registers_take_their_registers():
-    program = kernels.GROUP_PRODUCT_REGISTERS.program(KIND="bf16", HALF=128)
+    program = kernels.GROUP_PRODUCT_REGISTERS.program(KIND="bf16", HALF=128, GROUPS=False)
     binary, ptx, sass = built(program, "sm_90a")
     assert compiling.faults(binary, ptx) == ()
     assert re.search(r"HGMMA\.64x256x16\.F32\.BF16 R\d+, R\d+, gdesc", sass)
