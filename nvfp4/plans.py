@@ -173,21 +173,10 @@ _ENOUGH_BLOCKS = 6000
 #: Pieces of 16 elements that are worth a block of the grouped quantiser, which must find its rows.
 _ENOUGH_PIECES = 256
 
-#: Pieces of 16 elements up to which one row a thread is faster than two: more threads at once.
+#: Pieces of 16 elements up to which one a thread is faster than two: more threads at once.
 _FEW_PIECES = 400_000
-
-#: Whether quantisers take the short forms of scales and codes (``kernels.stream``).
-_SHORT = False
-#: Pieces up to which a grouped call has blocks of a few rows (``kernels.grouped_rows``); 0: never.
-_FEW_GROUPED_PIECES = 0
-#: Blocks of those that a processor holds; 0: as many as have the registers that they need.
-_GROUPED_RESIDENT = 0
-#: Pieces a thread of those; 0: by the number of pieces.
-_GROUPED_PIECES = 0
-#: Blocks of those that a processor holds; 0: as many as have the registers that they need.
-_GROUPED_RESIDENT = 0
-#: Blocks of two rows a thread that a processor holds, of the dense quantiser; 0: as is best known.
-_RESIDENT = 0
+#: Pieces up to which a grouped call has blocks of a few rows (``kernels.grouped_rows``).
+_FEW_GROUPED_PIECES = 2_000_000
 
 
 def _stream(
@@ -226,14 +215,11 @@ def _stream(
     scales_matrix = all_rows // TILE_ROWS * scales_row if tcgen else rows * across
     wide = itemsize == 4
     resident = 8 if wide else 16 if few else 10 if fmt.scale == "e4m3" else 12
-    if _RESIDENT and not (wide or few):
-        resident = _RESIDENT
     program = QUANTIZE_STREAM.program(
         **constants,
         ENCODE=encode,
         ROWS=threads_rows,
-        SHORT=_SHORT,
-        STACK=batches > 1 or not _SHORT,
+        STACK=batches > 1,
         BLOCKS_PER_SM=resident,
     )
     sizes = (
@@ -333,9 +319,10 @@ def grouped_quantize(
             if tma is not None:
                 return (tma,)
         if starts_dtype is None:
-            stream = _grouped_stream(arch, fmt, constants, encode, args, facts, *sizes)
-            if stream is not None:
-                return (stream,)
+            for plan in (_grouped_rows, _grouped_stream):
+                stream = plan(arch, fmt, constants, encode, args, facts, *sizes)
+                if stream is not None:
+                    return (stream,)
     program = GROUPED_QUANTIZE.program(**constants, ENCODE=encode)
     return (Launch(program, (down, beside, 1), block, 0, args),)
 
@@ -358,9 +345,6 @@ def _grouped_stream(
     pieces = columns // PIECE
     all_pieces = _padded_pieces(fmt, columns, constants["LAYOUT"])
     chunks = ceil_div(pieces, 64)
-    few = _grouped_rows(arch, fmt, constants, encode, args, facts, columns, row_bytes, tiles)
-    if few is not None:
-        return few
     split = 1
     enough = min(_ENOUGH_BLOCKS, rows * pieces // _ENOUGH_PIECES)
     while split < 16 and down * chunks * split < enough:
@@ -378,7 +362,7 @@ def _grouped_stream(
     wide = constants["INPUT"] == "float32"
     resident = 10 if fmt.element == "e2m1" and not wide and capability(arch)[0] != 12 else 8
     program = GROUPED_STREAM.program(
-        **constants, ENCODE=encode, SHORT=_SHORT, PAIRS=16 // split, BLOCKS_PER_SM=resident
+        **constants, ENCODE=encode, PAIRS=16 // split, BLOCKS_PER_SM=resident
     )
     sizes = (pieces, all_pieces, row_bytes, columns // fmt.codes_per_byte, across, tiles)
     buffers = (*args[:6], *args[7:10])
@@ -406,7 +390,7 @@ def _grouped_rows(
     """The grouped quantiser of few rows, where it takes this shape."""
     _, rows, groups, _ = facts
     pieces = columns // PIECE
-    threads_pieces = _GROUPED_PIECES or (1 if rows * pieces <= _FEW_PIECES else 2)
+    threads_pieces = 1 if rows * pieces <= _FEW_PIECES else 2
     down = max(ceil_div(rows, 2 * threads_pieces), tiles)
     if not (
         constants["LAYOUT"] == "tcgen"
@@ -429,10 +413,9 @@ def _grouped_rows(
     program = GROUPED_ROWS.program(
         **constants,
         ENCODE=encode,
-        SHORT=True,
         PIECES=threads_pieces,
         STEPS=next(n for n in (1, 2, 4, 8, 32) if groups <= 32 * n),
-        BLOCKS_PER_SM=_GROUPED_RESIDENT or resident,
+        BLOCKS_PER_SM=resident,
     )
     sizes = (pieces, all_pieces, row_bytes, columns // fmt.codes_per_byte, across, tiles)
     return Launch(

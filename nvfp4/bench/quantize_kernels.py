@@ -2,10 +2,10 @@
 
 ``python -m nvfp4.bench.quantize_kernels`` times the dense quantiser at memory speed
 (``kernels.quantize_stream``, the default) and the one by tensor copies (``kernels.quantize_tma``)
-in each of its ways, beside a copy; and the grouped ones, ``kernels.grouped_stream`` (the default)
-and the one whose scales leave by bulk stores (``kernels.grouped_quantize_tma``), by their bytes a
-second. In CUDA graphs, on rotated buffers; bytes are checked. Which of them is the default is
-decided by its figures.
+in each of its ways, beside a copy; and the grouped ones, by plain stores as is the default
+(``kernels.grouped_rows`` or ``kernels.grouped_stream``, by size) and the one whose scales leave by
+bulk stores (``kernels.grouped_quantize_tma``), by their bytes a second. In CUDA graphs, on rotated
+buffers; bytes are checked. Which of them is the default is decided by its figures.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ GROUPED_SHAPES = (
 #: What is measured -> how the quantiser by tensor copies runs, "" for the other one.
 KERNELS = {"stream": "", **{f"tma-{way}": way for way in WAYS}}
 GROUPED_KERNELS = {
-    "grouped-stream": "",
+    "grouped-plain": "",
     **{f"grouped-tma-{way}": way for way in GROUPED_WAYS},
 }
 

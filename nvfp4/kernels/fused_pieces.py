@@ -29,7 +29,7 @@ from .hidden import (
 )
 from .quantize import block_of_piece
 from .scales import block_scale
-from .stream import amax_piece, quick_scale, scaled_codes, widen
+from .stream import amax_piece, quick_scale, scaled_codes, usual_factor, widen
 
 ELEMENT = "e2m1"
 SCALE = "e4m3"
@@ -146,7 +146,7 @@ def finish_live(a, b, c, r, outputs, places, piece, sizes, stored):
         amax = max_nan_f32(amax, shfl_xor_f32(WARP, amax, 1))
     if ELEMENT == "e2m1":
         byte, q, holds = quick_scale(amax, c, r)
-        if holds:
+        if holds & usual_factor(c):
             low = scaled_codes(a, q)
             high = scaled_codes(b, q)
             if real:

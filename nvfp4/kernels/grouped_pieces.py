@@ -21,7 +21,6 @@ from ..ptx.arith import (
     lt_u32,
     max_nan_f32,
     min_u32,
-    mul_rn,
     mul_u32,
     ne_u32,
     or_u32,
@@ -37,9 +36,10 @@ from ..ptx.warp import ballot, shfl_idx_u32, shfl_up_u32, shfl_xor_f32, vote_all
 from .elements import encode_e2m1x8, encode_float8x4
 from .grouped_quantize import encode_scale_of
 from .groups import expert_of, find_tile, load_index
-from .scales import SIXTH, block_scale, usable
+from .scales import block_scale
 from .stream import (
     amax_piece,
+    exact_factors,
     load_half_piece,
     quick_scale,
     scaled_codes,
@@ -51,8 +51,6 @@ INPUT = "bfloat16"
 ELEMENT = "e2m1"
 SCALE = "e4m3"
 ENCODE = "none"
-UNIT = True
-SHORT = False
 OFFSETS = "int32"
 INDICES = "none"
 
@@ -206,8 +204,7 @@ def load_pair(x, row_indices, row0, row1, mine0, mine1, spare, real, input_rows,
 
 def factors_of_row(encode_scale, row):
     """C and r of a row that has an encode scale of its own."""
-    g = usable(encode_scale[i64_of_u32(row)])
-    return mul_rn(g, SIXTH), rcp_rn(g)
+    return exact_factors(encode_scale[i64_of_u32(row)])
 
 
 def scales_of_pair(a0, b0, a1, b1, live0, live1, c0, r0, c1, r1):
@@ -219,9 +216,7 @@ def scales_of_pair(a0, b0, a1, b1, live0, live1, c0, r0, c1, r1):
         amax1 = max_nan_f32(amax1, shfl_xor_f32(WARP, amax1, 1))
     byte0, q0, holds0 = quick_scale(amax0, c0, r0)
     byte1, q1, holds1 = quick_scale(amax1, c1, r1)
-    held = holds0 & holds1
-    if SHORT and SCALE == "e4m3" and not UNIT:
-        held = held & usual_factor(c0) & usual_factor(c1)
+    held = holds0 & holds1 & usual_factor(c0) & usual_factor(c1)
     if ELEMENT == "e2m1" and not held:
         byte0, q0 = block_scale(amax0, c0, r0)
         byte1, q1 = block_scale(amax1, c1, r1)

@@ -31,11 +31,9 @@ from ..ptx.arith import (
     lt_u32,
     max_nan_f32,
     min_u32,
-    mul_rn,
     mul_u32,
     ne_u32,
     or_u32,
-    rcp_rn,
     select_f32,
     select_u32,
     shl_u32,
@@ -65,9 +63,10 @@ from .grouped_pieces import (
 from .grouped_quantize import INDEX_DTYPES
 from .groups import expert_of, load_index
 from .quantize import ELEMENT_CONSTANTS
-from .scales import SIXTH, block_scale, usable
+from .scales import block_scale
 from .stream import (
     amax_piece,
+    exact_factors,
     load_half_piece_early,
     quick_factors,
     quick_scale,
@@ -285,36 +284,20 @@ def encode_scale_at(encode_scale, encode_number, expert, row):
     return g
 
 
-def exact_factors(g):
-    """C and r of any encode scale."""
-    g = usable(g)
-    return mul_rn(g, SIXTH), rcp_rn(g)
-
-
-def short_scale(a, b, live, g):
+def quick_scale_of(a, b, live, g):
     """Scale byte of a piece, q, whether they hold, and amax."""
     amax = select_f32(live, amax_piece(a, b), ZERO)
     if SCALE == "e8m0":
         amax = max_nan_f32(amax, shfl_xor_f32(WARP, amax, 1))
-    if ENCODE == "none":
-        byte, q, holds = quick_scale(amax, SIXTH, ONE)
-    elif SCALE == "e4m3":
-        c, r, common = quick_factors(g)
-        byte, q, holds = quick_scale(amax, c, r)
-        holds = holds & common
-    else:
-        c, r = exact_factors(g)
-        byte, q, holds = quick_scale(amax, c, r)
-    return byte, q, holds, amax
+    c, r, usual = quick_factors(g)
+    byte, q, holds = quick_scale(amax, c, r)
+    return byte, q, holds & usual, amax
 
 
 def exact_scale(amax, g):
     """Scale byte of a block and q by the general rules."""
-    if ENCODE == "none":
-        return block_scale(amax, SIXTH, ONE)
-    else:
-        c, r = exact_factors(g)
-        return block_scale(amax, c, r)
+    c, r = exact_factors(g)
+    return block_scale(amax, c, r)
 
 
 def store_piece(codes, at, a, b, q, held, live, mine):
@@ -429,9 +412,9 @@ def grouped_rows(
     scale_at = tile_at + i64_of_u32(place)
     code_bytes = 8 if ELEMENT == "e2m1" else 16
     codes_at = i64_of_u32(row) * i64_of_u32(codes_row) + i64_of_u32(piece) * code_bytes
-    byte0, q0, held, amax0 = short_scale(a0, b0, live0, g)
+    byte0, q0, held, amax0 = quick_scale_of(a0, b0, live0, g)
     if PIECES > 1:
-        byte1, q1, held1, amax1 = short_scale(a1, b1, live1, g)
+        byte1, q1, held1, amax1 = quick_scale_of(a1, b1, live1, g)
         held = held & held1
     if ELEMENT == "e2m1" and not held:
         byte0, q0 = exact_scale(amax0, g)
@@ -460,7 +443,7 @@ def grouped_rows(
         store_piece(codes, codes_at, a0, b0, q0, held, live0, real0 & there)
     if ENCODE == "row":
         if eq_u32(piece, 0) and there:
-            decode_scale[i64_of_u32(row)] = rcp_rn(usable(g))
+            decode_scale[i64_of_u32(row)] = exact_factors(g)[1]
     elif eq_u32(chunk, 0):
         # Blocks that have no row, if there are such: nothing is behind what they load for it.
         blocks = i64_of_u32(cuda.gridDim.y)
@@ -496,7 +479,6 @@ GROUPED_ROWS = Kernel(
         "IDS": ("none", "int32", "int64"),
         "INDICES": ("none", "int32", "int64"),
         "STARTS": ("none",),
-        "SHORT": (True,),
         "PIECES": (1, 2),
         "STEPS": (1, 2, 4, 8, 32),
         "BLOCKS_PER_SM": (8, 10, 12),
@@ -511,7 +493,6 @@ _COMMON = {
     "ROUNDING": "rceil",
     "OFFSETS": "int32",
     "STARTS": "none",
-    "SHORT": True,
     "BLOCKS_PER_SM": 10,
 }
 _NVFP4 = {"ELEMENT": "e2m1", "SCALE": "e4m3", "UNIT": False, "ENCODE": "expert"}

@@ -275,7 +275,6 @@ GROUPED_STREAM = Kernel(
         "IDS": ("none", "int32", "int64"),
         "INDICES": ("none", "int32", "int64"),
         "STARTS": ("none",),
-        "SHORT": (False, True),
         "PAIRS": (1, 2, 4, 8, 16),
         "BLOCKS_PER_SM": (8, 10),
     },
@@ -290,7 +289,6 @@ _COMMON = {
     "OFFSETS": "int32",
     "IDS": "int32",
     "STARTS": "none",
-    "SHORT": False,
     "PAIRS": 4,
 }
 _NVFP4 = {"ELEMENT": "e2m1", "SCALE": "e4m3", "UNIT": False, "ENCODE": "expert", "INDICES": "none"}
@@ -304,4 +302,3 @@ VARIANTS = (
     {**_COMMON, **_NVFP4, "BLOCKS_PER_SM": 8, "ARCHITECTURES": ("sm_120a", "sm_121a")},
     {**_COMMON, **_MXFP8, "UNIT": True, "ENCODE": "none", "INDICES": "int32"},
 )
-SLOW_VARIANTS = ({**_COMMON, **_NVFP4, "SHORT": True, "BLOCKS_PER_SM": 10, "ARCHITECTURES": _TEN},)

@@ -10,15 +10,15 @@ For elements of e2m1 the blocks of a thread that are in range, as all ordinary o
 ``ptx.scaled`` and a short form of the scale (``stream``); else the thread does all its blocks
 again by the general rules.
 
-With SHORT an encode scale is read once, together with the input, and its factors are made without a
-branch (``stream.quick_factors``): one that is read again behind a store costs the latency of memory
-once more. Of one row a thread, warps without any row write their scales and are done.
+An encode scale is read once, together with the input, and its factors are made without a branch
+(``stream.quick_factors``): one that is read again behind a store costs the latency of memory once
+more. Of one row a thread, warps without any row write their scales and are done.
 
 Constraints: ALIGNED; the pieces of a matrix, padding included, below 2^31, and of an MX format an
 even number; rows at least 1; a row of x below 4 GB. Grid: (pieces / ROWS / 128, 1, matrices).
 
-Compile-time constants beside those of ``quantize``: ROWS; SHORT (``stream``); STACK: whether there
-may be more than one matrix; and the launch bound BLOCKS_PER_SM. ENCODE "row_amax" is not taken.
+Compile-time constants beside those of ``quantize``: ROWS; STACK: whether there may be more than one
+matrix; and the launch bound BLOCKS_PER_SM. ENCODE "row_amax" is not taken.
 """
 
 from __future__ import annotations
@@ -34,10 +34,8 @@ from ..ptx.arith import (
     i64_of_u32,
     lt_u32,
     max_nan_f32,
-    mul_rn,
     mul_u32,
     mulhi_u32,
-    rcp_rn,
     select_f32,
     shf_r,
     shl_u32,
@@ -50,9 +48,10 @@ from ..ptx.memory import ld_global_f32, st_global_u8_if, st_global_v2_u32_if
 from ..ptx.warp import shfl_xor_f32, vote_any
 from .elements import store_codes
 from .quantize import ELEMENT_CONSTANTS, encode_scale_for
-from .scales import SIXTH, block_scale, usable
+from .scales import block_scale
 from .stream import (
     amax_piece,
+    exact_factors,
     load_half_piece,
     quick_factors,
     quick_scale,
@@ -66,49 +65,23 @@ SCALE = "e4m3"
 LAYOUT = "tcgen"
 ENCODE = "none"
 ROUNDING = "rceil"
-UNIT = True
-SHORT = False
 STACK = True
 ROWS = 2
 
 ZERO = np.float32(0.0)
-ONE = np.float32(1.0)
 GROUP = 8  # rows of a group
 THREADS = 128
 WARP = 0xFFFFFFFF
 
 
-def scale_of_piece(
-    a,
-    b,
-    live,
-    scales,
-    scale_at,
-    owner,
-    row,
-    rows,
-    encode_scale,
-    encode_number,
-    decode_scale,
-    batch,
-    flat,
-    piece,
-):
-    """Store the scale of a piece, 0 where it is not `live`.
-
-    Returns q, whether it holds, amax, c and RN(1/g).
-    """
-    flat_row = flat + i64_of_u32(row) if live else 0
-    c, r = encode_factors(encode_scale, encode_number, decode_scale, batch, flat_row)
-    if ENCODE == "row":
-        if live and eq_u32(piece, 0):
-            decode_scale[flat_row] = r
+def scale_of_piece(a, b, live, scales, scale_at, owner, row, rows, c, r):
+    """Store the scale of a piece, 0 where it is not `live`; return q, whether it holds, amax."""
     amax = select_f32(live, amax_piece(a, b), ZERO)
     if SCALE == "e8m0":
         amax = max_nan_f32(amax, shfl_xor_f32(WARP, amax, 1))
     byte, q, holds = quick_scale(amax, c, r)
     store_scale(scales, scale_at, byte, owner, row, rows)
-    return q, holds, amax, c, r
+    return q, holds, amax
 
 
 def store_scale(scales, at, byte, owner, row, rows):
@@ -116,15 +89,6 @@ def store_scale(scales, at, byte, owner, row, rows):
     if LAYOUT == "linear":
         owner = owner & lt_u32(row, rows)
     st_global_u8_if(scales, at, byte, owner)
-
-
-def encode_factors(encode_scale, encode_number, decode_scale, batch, row):
-    """C = RN(g * RN(1/6)) and r = RN(1/g)."""
-    if ENCODE == "none":
-        return SIXTH, ONE
-    else:
-        g = encode_scale_for(encode_scale, encode_number, decode_scale, batch, row)
-        return mul_rn(g, SIXTH), rcp_rn(g)
 
 
 def encode_scale_at(encode_scale, encode_number, decode_scale, batch, row):
@@ -137,33 +101,6 @@ def encode_scale_at(encode_scale, encode_number, decode_scale, batch, row):
         return ld_global_f32(encode_scale, row, "nc")
     else:
         return encode_scale_for(encode_scale, encode_number, decode_scale, batch, row)
-
-
-def short_factors(g):
-    """C and r of an encode scale as it was given, and whether they hold."""
-    if ENCODE == "none":
-        return SIXTH, ONE, True
-    elif SCALE == "e4m3":
-        return quick_factors(g)
-    else:
-        c, r = exact_factors(g)
-        return c, r, True
-
-
-def exact_factors(g):
-    """C and r of any encode scale."""
-    g = usable(g)
-    return mul_rn(g, SIXTH), rcp_rn(g)
-
-
-def short_scale_of_piece(a, b, live, scales, scale_at, owner, row, rows, c, r):
-    """Store the scale of a piece, 0 where it is not `live`; return q, whether it holds, amax."""
-    amax = select_f32(live, amax_piece(a, b), ZERO)
-    if SCALE == "e8m0":
-        amax = max_nan_f32(amax, shfl_xor_f32(WARP, amax, 1))
-    byte, q, holds = quick_scale(amax, c, r)
-    store_scale(scales, scale_at, byte, owner, row, rows)
-    return q, holds, amax
 
 
 def quantize_stream(
@@ -196,7 +133,7 @@ def quantize_stream(
     batch = i64_of_u32(u32_of_i64(cuda.blockIdx.z)) if STACK else 0
     number = u32_of_i64(cuda.blockIdx.x * cuda.blockDim.x + cuda.threadIdx.x)
     line = mulhi_u32(number, magic)
-    line = shf_r(line, 0, shift) if SHORT else shr_u32(line, shift)
+    line = shf_r(line, 0, shift)
     piece = sub_u32(number, mul_u32(line, all_pieces))
     group = shr_u32(line, 3 if ROWS == 1 else 2)
     g = and_u32(line, GROUP // ROWS - 1)
@@ -238,79 +175,37 @@ def quantize_stream(
     scale_at += batch * scales_matrix
     flat = batch * i64_of_u32(rows)
     griddepcontrol_wait()
-    if SHORT and ROWS == 1:
+    if ROWS == 1:
         if not vote_any(WARP, real & lt_u32(row, rows)):
             store_scale(scales, scale_at, 0, owner, row, rows)
             return
     # Lanes without work read element 0 and write nothing: a branch around the loads would cost
     # moves. Loads run ahead.
     live0 = real & lt_u32(row, rows)
-    if SHORT:
-        flat0 = flat + i64_of_u32(row) if live0 else 0
-        g0 = encode_scale_at(encode_scale, encode_number, decode_scale, batch, flat0)
+    flat0 = flat + i64_of_u32(row) if live0 else 0
+    g0 = encode_scale_at(encode_scale, encode_number, decode_scale, batch, flat0)
     at0 = x_at if live0 else 0
     a0 = load_half_piece(x, at0)
     b0 = load_half_piece(x, at0 + half)
     if ROWS > 1:
         row1 = add_u32(row, row_step)
         live1 = real & lt_u32(row1, rows)
-        if SHORT:
-            g1 = g0
-            if ENCODE == "row":
-                flat1 = flat + i64_of_u32(row1) if live1 else 0
-                g1 = encode_scale_at(encode_scale, encode_number, decode_scale, batch, flat1)
+        g1 = g0
+        if ENCODE == "row":
+            flat1 = flat + i64_of_u32(row1) if live1 else 0
+            g1 = encode_scale_at(encode_scale, encode_number, decode_scale, batch, flat1)
         at1 = x_at + x_step if live1 else 0
         a1 = load_half_piece(x, at1)
         b1 = load_half_piece(x, at1 + half)
-    if SHORT:
-        c0, r, usual = short_factors(g0)
-        q0, holds0, amax0 = short_scale_of_piece(
-            a0, b0, live0, scales, scale_at, owner, row, rows, c0, r
-        )
-        holds0 = holds0 & usual
-    else:
-        q0, holds0, amax0, c0, r = scale_of_piece(
-            a0,
-            b0,
-            live0,
-            scales,
-            scale_at,
-            owner,
-            row,
-            rows,
-            encode_scale,
-            encode_number,
-            decode_scale,
-            batch,
-            flat,
-            piece,
-        )
-    hold = holds0
+    c0, r0, usual0 = quick_factors(g0)
+    q0, holds0, amax0 = scale_of_piece(a0, b0, live0, scales, scale_at, owner, row, rows, c0, r0)
+    hold = holds0 & usual0
     if ROWS > 1:
-        if SHORT:
-            c1, r1, usual = (c0, r, usual) if ENCODE != "row" else short_factors(g1)
-            q1, holds1, amax1 = short_scale_of_piece(
-                a1, b1, live1, scales, scale_at + scale_step, owner, row1, rows, c1, r1
-            )
-            holds1 = holds1 & usual
-        else:
-            q1, holds1, amax1, c1, r1 = scale_of_piece(
-                a1,
-                b1,
-                live1,
-                scales,
-                scale_at + scale_step,
-                owner,
-                row1,
-                rows,
-                encode_scale,
-                encode_number,
-                decode_scale,
-                batch,
-                flat,
-                piece,
-            )
-        hold = holds0 & holds1
+        c1, r1, usual1 = (c0, r0, usual0) if ENCODE != "row" else quick_factors(g1)
+        q1, holds1, amax1 = scale_of_piece(
+            a1, b1, live1, scales, scale_at + scale_step, owner, row1, rows, c1, r1
+        )
+        hold = hold & holds1 & usual1
     # One branch for all rows: the compiler interleaves only what has no branch between.
     # Lanes without work compute on element 0, whatever it is.
     if ELEMENT == "e2m1" and hold:
@@ -324,21 +219,20 @@ def quantize_stream(
             st_global_v2_u32_if(codes, codes_at + codes_step, low1, high1, live1)
     else:
         if live0:
-            if SHORT and ENCODE != "none":
-                c0, r = exact_factors(g0)
-            byte, q0 = block_scale(amax0, c0, r)
+            c0, r0 = exact_factors(g0)
+            byte, q0 = block_scale(amax0, c0, r0)
             if ELEMENT == "e2m1":
                 store_scale(scales, scale_at, byte, owner, row, rows)
             store_codes(codes, codes_at, widen(a0), widen(b0), q0)
         if ROWS > 1:
             if live1:
-                if SHORT and ENCODE != "none":
-                    c1, r1 = exact_factors(g1)
+                c1, r1 = exact_factors(g1)
                 byte, q1 = block_scale(amax1, c1, r1)
                 if ELEMENT == "e2m1":
                     store_scale(scales, scale_at + scale_step, byte, owner, row1, rows)
                 store_codes(codes, codes_at + codes_step, widen(a1), widen(b1), q1)
-    if SHORT and ENCODE == "row":
+    # By exact factors: r need not be the reciprocal of what counts as 1.
+    if ENCODE == "row":
         # Once a row: by the thread of its first piece.
         if eq_u32(piece, 0):
             if live0:
@@ -346,17 +240,12 @@ def quantize_stream(
             if ROWS > 1:
                 if live1:
                     decode_scale[flat1] = exact_factors(g1)[1]
-    if ENCODE == "none" or ENCODE == "scalar" or ENCODE == "array":
-        if number == 0 and batch == 0:
-            if SHORT and ENCODE != "none":
-                # r need not be the reciprocal of what counts as 1.
-                r = exact_factors(g0)[1]
-            decode_scale[0] = r
     elif ENCODE == "batch":
         if number == 0:
-            if SHORT:
-                r = exact_factors(g0)[1]
-            decode_scale[batch] = r
+            decode_scale[batch] = exact_factors(g0)[1]
+    elif ENCODE != "amax":
+        if number == 0 and batch == 0:
+            decode_scale[0] = exact_factors(g0)[1]
 
 
 QUANTIZE_STREAM = Kernel(
@@ -369,7 +258,6 @@ QUANTIZE_STREAM = Kernel(
         "ALIGNED": (True,),
         "ENCODE": ("none", "scalar", "array", "batch", "row", "amax"),
         "ROWS": (1, 2),
-        "SHORT": (False, True),
         "STACK": (False, True),
         "BLOCKS_PER_SM": (8, 10, 12, 16),
     },
@@ -385,11 +273,8 @@ _COMMON = {
     "LAYOUT": "tcgen",
     "UNIT": True,
     "ENCODE": "none",
-    "SHORT": False,
-    "STACK": True,
+    "STACK": False,
 }
-
-_SHORT = {"SHORT": True, "STACK": False}
 
 VARIANTS = (
     {**_COMMON, **_NVFP4, "ROWS": 2},
@@ -402,7 +287,5 @@ SLOW_VARIANTS = (
     {**_COMMON, **_NVFP4, "ROWS": 2, "INPUT": "float32", "LAYOUT": "linear", "BLOCKS_PER_SM": 8},
     {**_COMMON, **_MXFP4, "ROWS": 2, "ROUNDING": "even", "LAYOUT": "linear"},
     {**_COMMON, **_MXFP8, "ROWS": 1, "ELEMENT": "e5m2", "BLOCKS_PER_SM": 16},
-    {**_COMMON, **_NVFP4, **_SHORT, "ROWS": 2, "UNIT": False, "ENCODE": "array"},
-    {**_COMMON, **_NVFP4, **_SHORT, "ROWS": 1, "BLOCKS_PER_SM": 16},
-    {**_COMMON, **_MXFP4, **_SHORT, "ROWS": 2},
+    {**_COMMON, **_NVFP4, "ROWS": 2, "UNIT": False, "ENCODE": "row", "STACK": True},
 )

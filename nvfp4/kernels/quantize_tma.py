@@ -64,10 +64,10 @@ from ..ptx.tma import (
 )
 from ..ptx.warp import elect, syncwarp
 from .elements import encode_e2m1x8
-from .quantize_stream import encode_factors
+from .quantize import encode_scale_for
 from .rings import next_stage
 from .scales import block_scale
-from .stream import amax_piece, quick_scale, scaled_codes, widen
+from .stream import amax_piece, exact_factors, quick_scale, scaled_codes, usual_factor, widen
 
 INPUT = "bfloat16"
 ELEMENT = "e2m1"
@@ -90,6 +90,11 @@ def shared_bytes(stages: int) -> int:
     return stages * TILE + results * (CODES + SCALES) + 16 * stages
 
 
+def encode_factors(encode_scale, encode_number, decode_scale, row):
+    """C and r of the encode scale of a row."""
+    return exact_factors(encode_scale_for(encode_scale, encode_number, decode_scale, 0, row))
+
+
 def load_half(at):
     """32 elements of a row, 16 bytes after 16; `at` is where its first or its fifth 16 are."""
     return (
@@ -110,7 +115,7 @@ def quantize_half(x, c, r):
     """Scale bytes of two blocks, in one word, and their codes, four."""
     byte0, q0, holds0 = quick_scale(amax_piece(x[0], x[1]), c, r)
     byte1, q1, holds1 = quick_scale(amax_piece(x[2], x[3]), c, r)
-    if holds0 & holds1:
+    if holds0 & holds1 & usual_factor(c):
         w0 = scaled_codes(x[0], q0)
         w1 = scaled_codes(x[1], q0)
         w2 = scaled_codes(x[2], q1)
@@ -128,7 +133,7 @@ def quantize_line(x, y, c, r):
     byte2, q2, holds2 = quick_scale(amax_piece(y[0], y[1]), c, r)
     byte3, q3, holds3 = quick_scale(amax_piece(y[2], y[3]), c, r)
     # One branch for all: the compiler interleaves only what has no branch between.
-    if holds0 & holds1 & holds2 & holds3:
+    if holds0 & holds1 & holds2 & holds3 & usual_factor(c):
         w0 = scaled_codes(x[0], q0)
         w1 = scaled_codes(x[1], q0)
         w2 = scaled_codes(x[2], q1)
@@ -264,7 +269,7 @@ def worker(
         ready(scales_map)
     griddepcontrol_wait()
     if ENCODE != "row":
-        c, r = encode_factors(encode_scale, encode_number, decode_scale, 0, 0)
+        c, r = encode_factors(encode_scale, encode_number, decode_scale, 0)
         if ENCODE != "amax":
             if eq_u32(thread, 0) & eq_u32(tile, 0):
                 decode_scale[0] = r
@@ -286,7 +291,7 @@ def worker(
             row = add_u32(shl_u32(down, 7), place)
             real = lt_u32(row, rows)
             number = i64_of_u32(row) if real else 0
-            c, r = encode_factors(encode_scale, encode_number, decode_scale, 0, number)
+            c, r = encode_factors(encode_scale, encode_number, decode_scale, number)
             if real & eq_u32(along, 0):
                 decode_scale[number] = r
         mbarrier_wait_parity(add_u32(full, shl_u32(stage, 3)), parity)

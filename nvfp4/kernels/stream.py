@@ -3,9 +3,7 @@
 A *half piece* is eight elements in the form in which they lie in memory: four words of pairs of
 16-bit floats, or eight float32. Maxima are taken of pairs, and only what is multiplied is widened.
 
-Compile-time constants: INPUT, ELEMENT, SCALE, ROUNDING and UNIT, as in ``elements`` and ``scales``;
-SHORT: codes of e2m1 by ``e2m1x8_by_sum``, and scales of e4m3 in fewer steps, whose encode scale
-``quick_factors`` or ``usual_factor`` has found usual.
+Compile-time constants: INPUT, ELEMENT, SCALE, ROUNDING and UNIT, as in ``elements`` and ``scales``.
 """
 
 from __future__ import annotations
@@ -15,13 +13,12 @@ import numpy as np
 from ..ptx.arith import (
     add_u32,
     and_u32,
-    eq_u32,
-    ge_f32,
     gt_u32,
     lt_f32,
     lt_u32,
     max_nan_f32,
     mul_rn,
+    rcp_rn,
     select_f32,
     shl_u32,
     shr_u32,
@@ -35,24 +32,22 @@ from ..ptx.bits import (
     float_as_uint,
     uint_as_float,
 )
-from ..ptx.convert import e4m3x2_of_f32, f32_of_e4m3
+from ..ptx.convert import e4m3x2_of_f32
 from ..ptx.memory import ld_global_v4_u32
 from ..ptx.packed import amax_bf16x2, amax_f16x2
-from ..ptx.scaled import e2m1x8_by_sum, e2m1x8_scaled, rcp_rn_normal, rcp_rn_or_zero
+from ..ptx.scaled import e2m1x8_scaled, rcp_rn_normal, rcp_rn_or_zero
 from .elements import amax8
-from .scales import SIXTH, block_scale
+from .scales import SIXTH, block_scale, usable
 
 INPUT = "bfloat16"
 ELEMENT = "e2m1"
 SCALE = "e4m3"
 ROUNDING = "rceil"
 UNIT = True
-SHORT = False
 
 ZERO = np.float32(0.0)
 ONE = np.float32(1.0)
 SEVEN = np.float32(7.0)
-SMALLEST_Q = np.float32(2.0**-100)
 E4M3_OF_FLOAT = np.float32(2.0**120)  # moves the exponent of a float32 that has an e4m3's bits
 
 
@@ -132,36 +127,53 @@ def amax_piece(a, b):
         return f32_of_f16(and_u32(amax_f16x2(m, shr_u32(m, 16)), 0x7FFF))
 
 
-def quick_factors(g):
-    """RN(g * RN(1/6)), RN(1/g), and whether the encode scale g is usual, so that they hold.
+def exact_factors(g):
+    """RN(g * RN(1/6)) and RN(1/g), c and r, of an encode scale as it was given, usable or not."""
+    if UNIT:
+        return SIXTH, ONE
+    else:
+        g = usable(g)
+        return mul_rn(g, SIXTH), rcp_rn(g)
 
-    Usual is 2^-60 <= g < 2^60: any block's decode scale is then far from the ends of float32.
-    Where g is not, they are those of 1: a block of zeros keeps the scale 0.
+
+def quick_factors(g):
+    """The same, and whether they hold: for ``quick_scale``, and of e4m3 without a branch.
+
+    Scales of e4m3 need a usual encode scale, 2^-60 <= g < 2^60: any block's decode scale is then
+    far from the ends of float32. Where g is not, c and r are those of 1: a block of zeros keeps the
+    scale 0.
     """
-    usual = lt_u32(sub_u32(float_as_uint(g), 0x21800000), 0x3C000000)
-    g = select_f32(usual, g, ONE)
-    return mul_rn(g, SIXTH), rcp_rn_normal(g), usual
+    if UNIT or SCALE != "e4m3":
+        c, r = exact_factors(g)
+        return c, r, True
+    else:
+        usual = lt_u32(sub_u32(float_as_uint(g), 0x21800000), 0x3C000000)
+        g = select_f32(usual, g, ONE)
+        return mul_rn(g, SIXTH), rcp_rn_normal(g), usual
 
 
 def usual_factor(c):
-    """Whether c = RN(g * RN(1/6)) is that of a usual encode scale, as ``quick_factors`` has it."""
-    return lt_u32(sub_u32(float_as_uint(c), 0x20800000), 0x3C000000)
+    """Whether ``quick_scale`` may have c of ``exact_factors``, as ``quick_factors`` says it."""
+    if UNIT or SCALE != "e4m3":
+        return True
+    else:
+        return lt_u32(sub_u32(float_as_uint(c), 0x20800000), 0x3C000000)
 
 
 def quick_scale(amax, c, r):
     """Scale byte of a block, q, and whether they hold and the short conversion takes its elements.
 
-    Where they do not hold, ``block_scale`` and the general conversion must do it.
-    Zero blocks hold: that is what lanes without work have.
+    c and r are of a usual encode scale (``quick_factors``, ``usual_factor``). Where they do not
+    hold, ``block_scale`` and the general conversion must do it. Zero blocks hold: that is what
+    lanes without work have.
     """
     if SCALE == "e8m0" and ELEMENT == "e2m1" and ROUNDING == "rceil" and UNIT:
-        # Not below 2^-127, where the byte is 0 though v is not, and q not below 2^-100; A / q is at
-        # most 6.
+        # Not below 2^-127, where the byte is 0 though v is not, and q a power; A * q is at most 6.
         v = float_as_uint(mul_rn(amax, SIXTH))
         byte = shr_u32(add_u32(v, 0x7FFFFF), 23)
         q = uint_as_float(shl_u32(sub_u32(254, byte), 23))
-        return byte, q, lt_u32(byte, 228) & gt_u32(sub_u32(v, 1), 0x3FFFFF)
-    elif SCALE == "e4m3" and SHORT:
+        return byte, q, lt_u32(byte, 254) & gt_u32(sub_u32(v, 1), 0x3FFFFF)
+    elif SCALE == "e4m3":
         # The byte has no sign. That of a NaN counts as 480 here: amax * q then is a NaN.
         byte = e4m3x2_of_f32(ZERO, mul_rn(amax, c))
         d = mul_rn(uint_as_float(shl_u32(byte, 20)), E4M3_OF_FLOAT)
@@ -169,31 +181,15 @@ def quick_scale(amax, c, r):
             d = mul_rn(d, r)
         q = rcp_rn_or_zero(d)
         return byte, q, lt_f32(mul_rn(amax, q), SEVEN)
-    elif SCALE == "e4m3" and UNIT:
-        # The byte has no sign, and q is 0 or at least 1/448.
-        byte = e4m3x2_of_f32(ZERO, mul_rn(amax, SIXTH))
-        q = select_f32(eq_u32(byte, 0), ZERO, rcp_rn_normal(f32_of_e4m3(byte)))
-        return byte, q, lt_f32(mul_rn(amax, q), SEVEN)
-    elif SCALE == "e4m3":
-        byte = e4m3x2_of_f32(ZERO, mul_rn(amax, c))
-        d = mul_rn(f32_of_e4m3(byte), r)
-        empty = eq_u32(byte, 0)
-        q = select_f32(empty, ZERO, rcp_rn_normal(d))
-        # 2^-90 <= d < 2^90, or a block of zeros.
-        usual = lt_u32(sub_u32(float_as_uint(d), 0x12800000), 0x5A000000) | empty
-        return byte, q, usual & lt_f32(mul_rn(amax, q), SEVEN)
     else:
         byte, q = block_scale(amax, c, r)
         if ELEMENT != "e2m1":
             return byte, q, True
         else:
-            return byte, q, lt_f32(mul_rn(amax, q), SEVEN) & ge_f32(q, SMALLEST_Q)
+            return byte, q, lt_f32(mul_rn(amax, q), SEVEN)
 
 
 def scaled_codes(raw, q):
     """Codes of half a piece times q, one word, for values that are in range."""
     v = widen(raw)
-    if SHORT:
-        return e2m1x8_by_sum(v[0], v[1], v[2], v[3], v[4], v[5], v[6], v[7], q)
-    else:
-        return e2m1x8_scaled(v[0], v[1], v[2], v[3], v[4], v[5], v[6], v[7], q)
+    return e2m1x8_scaled(v[0], v[1], v[2], v[3], v[4], v[5], v[6], v[7], q)

@@ -2,16 +2,15 @@
 
 :func:`e2m1x8_scaled` converts scaled values to e2m1 where the hardware has no such conversion. In
 software that takes about 17 instructions an element; a quantiser at the speed of an H200's memory
-has 22 for everything. This one takes 8, where a block's largest magnitude shows that
-|RN(v * q)| < 7, so that nothing saturates, and q is 0 or at least 2^-100.
+has 22 for everything. This one takes 6, where a block's largest magnitude shows that
+|RN(v * q)| < 7, so that nothing saturates.
 
 How: with P = 2^max(0, floor(log2 |y|)) the spacing of e2m1 at y is P / 2, which is the last place
-of a float32 of the size of 1.5 * 2^22 * P. Adding that number and taking it off again rounds y
-once, ties to the even multiple, which has the even code. The result is then exact in e4m3, whose
-conversion the hardware has from sm_89 on: scaled by 2^-6, 1.0 is the smallest normal number of
-e4m3 and 0.5 is below it, so that the byte is ``s00ccc00``. A zero loses its sign in the
-subtraction; rounding it down makes every zero -0, and adding y * 2^-20 (too small to change the
-conversion) gives it the sign of y. Checked for every float32 in (-7, 7).
+of a float32 of the size of 2^22 * P. With the sign of y, that number added to y rounds it once,
+ties to the even multiple, which has the even code, and leaves the number k of half spacings in the
+lowest bits of the sum. Exponent e of P = 2^e and sign are in their own bits, and the code is
+8 * sign + 2 * e + k: one multiplication brings the three together in the topmost bits, from where a
+funnel shift takes them. Checked for every float32 in (-7, 7).
 """
 
 from __future__ import annotations
@@ -30,61 +29,6 @@ def _hardware() -> str:
     text += "".join(f"mul.rn.f32 y{i}, ${i + 1}, $9; " for i in _VALUES)
     text += "".join(f"cvt.rn.satfinite.e2m1x2.f32 b{i}, y{2 * i + 1}, y{2 * i}; " for i in range(4))
     return text + "mov.b32 $0, {b0, b1, b2, b3}; }"
-
-
-def _by_e4m3() -> str:
-    lines = [
-        "{ .reg .b32 q, e, o, t; .reg .b16 h0, h1, h2, h3; ",
-        "".join(f".reg .b32 y{i}, p{i}, r{i}; " for i in _VALUES),
-        "mul.rn.f32 q, $9, 0f3C800000; ",  # 2^-6
-    ]
-    for i in _VALUES:
-        lines += [
-            f"mul.rn.f32 y{i}, ${i + 1}, q; ",
-            f"and.b32 p{i}, y{i}, 0x7F800000; ",
-            f"max.f32 p{i}, p{i}, 0f3C800000; ",
-            f"fma.rn.f32 r{i}, p{i}, 0f4AC00000, y{i}; ",  # 1.5 * 2^22
-            f"fma.rm.f32 r{i}, p{i}, 0fCAC00000, r{i}; ",
-            f"fma.rn.f32 r{i}, y{i}, 0f35800000, r{i}; ",  # 2^-20
-        ]
-    lines += [
-        "cvt.rn.satfinite.e4m3x2.f32 h0, r2, r0; cvt.rn.satfinite.e4m3x2.f32 h1, r6, r4; ",
-        "cvt.rn.satfinite.e4m3x2.f32 h2, r3, r1; cvt.rn.satfinite.e4m3x2.f32 h3, r7, r5; ",
-        "mov.b32 e, {h0, h1}; mov.b32 o, {h2, h3}; ",
-        # e and o hold four bytes s00ccc00: sccc of even columns to bits 3..0, of odd ones to 7..4.
-        "shr.b32 t, e, 4; shr.b32 e, e, 2; lop3.b32 e, t, e, 0x08080808, 0xE4; ",
-        "shl.b32 t, o, 2; lop3.b32 o, o, t, 0x80808080, 0xE4; ",
-        "lop3.b32 $0, o, e, 0xF0F0F0F0, 0xE4; }",
-    ]
-    return "".join(lines)
-
-
-@instruction("u32(f32, f32, f32, f32, f32, f32, f32, f32, f32)", asm=_hardware(), min_cc=(10, 0))
-def e2m1x8_scaled(v0, v1, v2, v3, v4, v5, v6, v7, q):
-    """e2m1 codes of RN(v * q), `v0` in bits 3..0; where the condition fails, any word."""
-    values = [mul_rn(v, q) for v in (v0, v1, v2, v3, v4, v5, v6, v7)]
-    if not ((q == 0.0 or q >= 2.0**-100) and all(abs(value) < 7.0 for value in values)):
-        # A word that no test of the result overlooks.
-        return 0xDEADBEEF
-    return e2m1x8_of_f32.model(*values)
-
-
-# lop3 0xE4: the bits of its first operand where the third's are set, of its second elsewhere.
-e2m1x8_scaled.lowering(asm=_by_e4m3(), min_cc=(8, 9))
-
-
-@e2m1x8_scaled.without_hardware
-def _e2m1x8_scaled_software(v0, v1, v2, v3, v4, v5, v6, v7, q):
-    return e2m1x8_of_f32(
-        mul_rn(v0, q),
-        mul_rn(v1, q),
-        mul_rn(v2, q),
-        mul_rn(v3, q),
-        mul_rn(v4, q),
-        mul_rn(v5, q),
-        mul_rn(v6, q),
-        mul_rn(v7, q),
-    )
 
 
 def _by_sum(exponent: str) -> str:
@@ -108,15 +52,8 @@ _EXPONENT_SM80 = (
 
 
 @instruction("u32(f32, f32, f32, f32, f32, f32, f32, f32, f32)", asm=_hardware(), min_cc=(10, 0))
-def e2m1x8_by_sum(v0, v1, v2, v3, v4, v5, v6, v7, q):
-    """e2m1 codes of RN(v * q), `v0` in bits 3..0, where every |RN(v * q)| < 7; else any word.
-
-    In six instructions an element and without a conversion of the hardware's: y + 2^22 * P, with P
-    as above and the sign of y, is rounded to a multiple of P / 2, whose number k is in the lowest
-    bits of the sum. Exponent e of P = 2^e and sign are in their own bits, and the code is
-    8 * sign + 2 * e + k: one multiplication brings the three together in the topmost bits, from
-    where a funnel shift takes them. Checked as `e2m1x8_scaled` is.
-    """
+def e2m1x8_scaled(v0, v1, v2, v3, v4, v5, v6, v7, q):
+    """e2m1 codes of RN(v * q), `v0` in bits 3..0, where every |RN(v * q)| < 7; else any word."""
     values = [mul_rn(v, q) for v in (v0, v1, v2, v3, v4, v5, v6, v7)]
     if not all(abs(value) < 7.0 for value in values):
         # A word that no test of the result overlooks.
@@ -124,8 +61,8 @@ def e2m1x8_by_sum(v0, v1, v2, v3, v4, v5, v6, v7, q):
     return e2m1x8_of_f32.model(*values)
 
 
-e2m1x8_by_sum.lowering(asm=_by_sum(_EXPONENT), min_cc=(8, 6))
-e2m1x8_by_sum.lowering(asm=_by_sum(_EXPONENT_SM80), min_cc=(8, 0))
+e2m1x8_scaled.lowering(asm=_by_sum(_EXPONENT), min_cc=(8, 6))
+e2m1x8_scaled.lowering(asm=_by_sum(_EXPONENT_SM80), min_cc=(8, 0))
 
 
 @instruction(

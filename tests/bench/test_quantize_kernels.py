@@ -29,7 +29,7 @@ def test_each_kernel_is_timed_and_checked(
     lines = capsys.readouterr().out.splitlines()
     # A heading, a copy, and each kernel with and without an encode scale; the grouped ones with.
     assert len(lines) == 2 + 2 * (1 + len(WAYS)) + 1 + 1 + len(GROUPED_WAYS)
-    for name in ("grouped-stream", *(f"grouped-tma-{way}" for way in GROUPED_WAYS)):
+    for name in ("grouped-plain", *(f"grouped-tma-{way}" for way in GROUPED_WAYS)):
         assert sum(f" {name} " in line for line in lines) == 1
     for name in ("stream", *(f"tma-{way}" for way in WAYS)):
         assert sum(f" {name} " in line for line in lines) == 2
@@ -56,9 +56,9 @@ def test_everything_is_built_ahead(monkeypatch: pytest.MonkeyPatch, tmp_path: pa
             return [None] * len(arches)
 
     monkeypatch.setattr(quantize_kernels, "ProcessPoolExecutor", Pool)
-    quantize_kernels.build_ahead(["stream", "tma-1", "tma-2w", "grouped-stream", "grouped-tma-k4"])
+    quantize_kernels.build_ahead(["stream", "tma-1", "tma-2w", "grouped-plain", "grouped-tma-k4"])
     names = sorted(one.kernel.name for one in wanted)
-    assert names[:2] == ["grouped_quantize_tma", "grouped_stream"]
+    assert names[:2] == ["grouped_quantize_tma", "grouped_rows"]
     assert names[2:] == 2 * ["quantize_stream"] + 4 * ["quantize_tma"] + ["write_tensor_map"]
     assert pickle.loads(pickle.dumps(wanted)) == wanted
 

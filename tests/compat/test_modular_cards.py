@@ -129,7 +129,7 @@ def test_without_scales_offsets_there_is_one_launch(gpu: Card) -> None:
         there(np.ones(2, np.float32)),
         SF_VECTOR_SIZE=16,
     )
-    assert kernels_of(gpu) == ["grouped_stream"]
+    assert kernels_of(gpu) == ["grouped_rows"]
     codes, blocks = expected(x, "nvfp4")
     same(output.values, codes)
     same(scales.values, tiled(blocks, 3, [0, 1, 128, 129, 130]))

@@ -219,12 +219,12 @@ def test_what_it_cannot_do_goes_to_another_kernel() -> None:
     dense = {name: facts[name] for name in ("format", "dtype", "rows", "columns", "encode")}
     dense |= {"batches": 1, "row_stride": 96, "batch_stride": 0, "aligned": True}
     dense |= {"scale_layout": "tcgen", "scale_rounding": "rceil"}
-    assert names(facts) == ["grouped_stream"], "the default"
+    assert names(facts) == ["grouped_rows"], "the default"
     with taking("k4"):
         for arch in ("sm_90a", "sm_100a", "sm_103a", "sm_120a"):
             assert names(facts, arch) == ["grouped_quantize_tma"]
         assert names({**facts, "starts_dtype": "int32"}) == ["grouped_quantize_tma"]
-        assert names(facts, "sm_80") == ["grouped_stream"]
+        assert names(facts, "sm_80") == ["grouped_rows"]
         for other, kernel in (
             ({"scale_layout": "linear", "tiles": None}, "grouped_stream"),
             ({"aligned": False}, "grouped_quantize"),
@@ -236,4 +236,4 @@ def test_what_it_cannot_do_goes_to_another_kernel() -> None:
         (one,) = plans.quantize("sm_90a", **dense)
         assert one.program.kernel.name == "quantize_stream", "a way of the grouped one only"
     with taking("1"):
-        assert names(facts) == ["grouped_stream"], "a way of the dense one only"
+        assert names(facts) == ["grouped_rows"], "a way of the dense one only"

@@ -74,12 +74,11 @@ def same(a: nvfp4.QTensor, b: nvfp4.QTensor) -> None:
     np.testing.assert_array_equal(np.asarray(a.decode_scale), np.asarray(b.decode_scale))
 
 
-@pytest.fixture(params=[False, True], ids=["long", "short"])
-def short(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Iterator[bool]:
-    """Both forms of scales and codes."""
-    monkeypatch.setattr(plans, "_SHORT", request.param)
+@pytest.fixture(autouse=True)
+def _plans_of_its_own() -> Iterator[None]:
+    """No plan comes from another test, whose limits may have been others."""
     forget()
-    yield request.param
+    yield
     forget()
 
 
@@ -89,7 +88,6 @@ def forget() -> None:
     dense._dense_call.cache_clear()
 
 
-@pytest.mark.usefixtures("short")
 @pytest.mark.parametrize("rows_a_thread", [1, 2])
 @pytest.mark.parametrize("layout", ["tcgen", "linear"])
 @pytest.mark.parametrize("format", FORMATS)
@@ -98,7 +96,6 @@ def test_bytes_are_the_golden_ones(
     format: str, dtype: str, layout: str, rows_a_thread: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(plans, "_FEW_PIECES", 1 << 30 if rows_a_thread == 1 else 0)
-    forget()
     x = data(5, 96, dtype)
     expected = nvfp4.quantize(x, format, scale_layout=layout)
     with nvfp4.simulate():
@@ -113,7 +110,6 @@ def test_every_rounding_keeps_its_bytes(rounding: str) -> None:
         same(nvfp4.quantize(x, "mxfp4", scale_rounding=rounding), expected)
 
 
-@pytest.mark.usefixtures("short")
 @pytest.mark.parametrize("encode", [0.43, 1e-20, 3e38, "row", "amax"])
 def test_encode_scales_keep_their_bytes(encode: float | str) -> None:
     x = np.abs(data(4, 64, "float32", seed=2))
@@ -124,7 +120,6 @@ def test_encode_scales_keep_their_bytes(encode: float | str) -> None:
         same(nvfp4.quantize(x, "nvfp4", encode_scale=scale), expected)
 
 
-@pytest.mark.usefixtures("short")
 @pytest.mark.parametrize("format", ["nvfp4", "mxfp4"])
 @pytest.mark.parametrize("g", [0.0, np.nan, np.inf, 1e-39, 2.0**-60, 2.0**59.9, 1e19, 0.37])
 def test_encode_scales_in_memory_that_no_host_has_checked_count_as_one(
@@ -142,7 +137,6 @@ def test_encode_scales_in_memory_that_no_host_has_checked_count_as_one(
     same(out, expected)
 
 
-@pytest.mark.usefixtures("short")
 def test_a_stack_of_matrices_with_a_scale_each() -> None:
     x = data(6, 64, "bfloat16", seed=3).reshape(2, 3, 64)
     scale = np.array([0.5, 3.0], np.float32)
@@ -151,7 +145,6 @@ def test_a_stack_of_matrices_with_a_scale_each() -> None:
         same(nvfp4.quantize(x, "nvfp4", encode_scale=scale), expected)
 
 
-@pytest.mark.usefixtures("short")
 def test_padding_of_a_poisoned_result_is_zeroed() -> None:
     x = data(130, 32, "bfloat16", seed=4)
     expected = nvfp4.quantize(x, "mxfp8")
