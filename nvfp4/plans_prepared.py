@@ -14,7 +14,7 @@ from .kernels.matmul_sm90 import shared_bytes as shared_bytes_sm90
 from .kernels.matmul_sm90 import threads_of
 from .kernels.prepared import HEADER
 from .kernels.sm90_quantized_rows import PRODUCER_WARPS
-from .kernels.sm90_weights import BOX
+from .kernels.sm90_weights import BLOCKS, BOX
 from .launch import Launch
 from .program import Kernel
 from .tensor_maps import MapOf
@@ -149,6 +149,10 @@ MOST_TOKENS_QUANTIZED = (64, 40)
 MOST_TOKENS_ROWS = 128
 #: The same where the result is quantised; the second of weights of eight bits or a quantised A.
 MOST_TOKENS_CODES = (160, 96)
+#: The same where blocks share the depth: their sums take 1 KiB a row, where the ring was.
+MOST_TOKENS_SPLIT = 128
+#: What sharing costs, in the unit of :func:`time_of_tile` for 128 steps: microseconds of an H200.
+TIME_OF_SPLIT = 3.0
 #: Rows of a tile up to which two blocks share a multiprocessor.
 TOKENS_OF_TWO = 32
 #: Bytes of 16 rows of the weights in a step of 64 columns: codes of four bits and of eight, scales
@@ -247,7 +251,10 @@ def prefill(
         tokens = min(INVARIANT_TOKENS, most)
     codes = STEP_BYTES[constants["B_ELEMENT"] != "e2m1"]
     record = RECORD_BYTES[constants["B_SCALE"] == "e4m3"]
-    two = copied and not narrow and tokens <= TOKENS_OF_TWO
+    split = 1
+    if groups is None and choice is None and matrices is None and _may_split(constants):
+        split, tokens = split_of(rows, wide, ceil_div(depth, 64), tokens, processors)
+    two = copied and not narrow and tokens <= TOKENS_OF_TWO and split == 1
     shared = functools.partial(
         shared_bytes_sm90, tokens=tokens, step=codes + record, groups=groups, row=row
     )
@@ -255,11 +262,15 @@ def prefill(
     # A warp that makes rows has every fourth step, one that loads them every second: with fewer
     # stages it would be two turns of the ring ahead, which parities do not tell from none.
     least = 2 if copied else PRODUCER_WARPS
+    if split > 1:  # sums of all of the tile, where the ring was
+        least = ceil_div(tokens << 10, tokens * row + BLOCKS * (codes + record))
     stages = max(least, min(MOST_STAGES, room // (shared(stages=1) - shared(stages=0))))
     own: dict[str, Any] = {
         "GROUPED": groups is not None,
         "CHUNK": tokens,
         "HALF_TOKENS": tokens // 2,
+        "SPLIT": split,
+        "SHARE": tokens // 2 // split,
         "STAGES": stages,
         "BLOCKS_PER_SM": 2 if two else 1,
         "WHOLE": depth % 64 == 0,
@@ -294,15 +305,40 @@ def prefill(
             ),
         ),
     )
+    blocks = items * split if split > 1 else min(items, processors * (2 if two else 1))
     return Launch(
         program,
-        (min(items, processors * (2 if two else 1)), 1, 1),
+        (blocks, 1, 1),
         (own["THREADS"], 1, 1),
         shared(stages=stages),
         ("codes_map", "records_map", *args),
         programmatic=True,
         maps=maps,
+        cluster=(split, 1, 1),
     )
+
+
+def _may_split(constants: Mapping[str, Any]) -> bool:
+    """Whether blocks may share the depth of a tile: rows as they are, a result that is plain."""
+    plain = constants["OUTPUT"] in ("bfloat16", "float16") and constants["EPILOGUE"] == "none"
+    return plain and constants["PAIR"] == "none" and constants["A_ELEMENT"] == "none"
+
+
+def split_of(rows: int, wide: int, steps: int, tokens: int, processors: int) -> tuple[int, int]:
+    """Blocks that share the depth of a dense product's tiles, and rows of a tile.
+
+    Those for which the card takes the shortest time, with all blocks on it at once; `tokens` are
+    the rows of a tile that nobody shares, of `wide` beside each other.
+    """
+    rounds = ceil_div(ceil_div(rows, tokens) * wide, processors)
+    best = (rounds * steps * time_of_tile(tokens) / 128, 1, tokens)
+    for split in (2, 4, 8):
+        for tiles in range(1, processors // (wide * split) + 1):
+            share = max(16, ceil_div(ceil_div(rows, tiles), 8 * split) * 8 * split)
+            if share <= MOST_TOKENS_SPLIT and steps >= 4 * split:
+                time = ceil_div(steps, split) * time_of_tile(share) / 128 + TIME_OF_SPLIT
+                best = min(best, (time, split, share))
+    return best[1], best[2]
 
 
 def tokens_of(
@@ -319,7 +355,7 @@ def tokens_of(
     most = mean if groups is None else mean + spread * math.sqrt(mean)
     least = max(1, math.ceil(most / most_tokens))
     costs = []
-    for tiles in range(least, least + 4):
+    for tiles in range(least, least + 8):
         tokens = max(16, min(most_tokens, ceil_div(math.ceil(most / tiles), 8) * 8))
         rounds = ceil_div(tiles * across * (groups or 1), processors)
         costs.append((rounds * time_of_tile(tokens), tiles, tokens))

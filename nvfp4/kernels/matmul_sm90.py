@@ -17,6 +17,8 @@ Results that are only scaled and rounded go to shared memory as rows (``sm90_pla
 otherwise sums do, 32 rows of A at a time, so that results are stored along rows, or quantised: the
 lanes of a block of columns have it side by side.
 
+Where tiles are few, a cluster of SPLIT blocks shares the depth of one (``sm90_split``).
+
 What bfloat16 cannot hold is multiplied again as in ``matmul_decode``.
 
 Constraints: those of ``matmul_decode``, and codes and scales of B at multiples of 16 bytes; A is
@@ -29,7 +31,9 @@ e4m3: see ``fp8_operands``. MATRICES says which matrices this launch is for: see
 Compile-time constants: those of ``matmul_decode`` that are not its own; COMPUTE, MATRICES; CHUNK,
 rows of A of a tile, a multiple of 8; HALF_TOKENS, half of it; STAGES of the ring, four or more
 where rows are made; BLOCKS_PER_SM, 2 where registers of
-small tiles allow it; EPILOGUE, whether there is a function of the user's.
+small tiles allow it; SPLIT, blocks that share the depth of a tile (1: none do; else GROUPED is
+False, the result is plain, CHUNK is a multiple of 8 * SPLIT, and the grid has SPLIT blocks for each
+item); EPILOGUE, whether there is a function of the user's.
 """
 
 from __future__ import annotations
@@ -58,6 +62,7 @@ from ..ptx.arith import (
     sub_u32,
     u32_of_i64,
 )
+from ..ptx.cluster import cluster_arrive, cluster_rank, cluster_wait
 from ..ptx.control import (
     bar_arrive,
     bar_sync,
@@ -119,10 +124,11 @@ from .products import result_columns
 from .rings import next_stage
 from .schedule import chunk_count, make_table, table_bytes
 from .sm90_byte_rows import bring_byte_rows
-from .sm90_plain_results import store_plainly
+from .sm90_plain_results import store_plainly, tile_rows
 from .sm90_quantized_rows import PRODUCER_WARPS, make_rows
 from .sm90_results import PIECE, PITCH, leave_and_store, piece_bytes, repeat_slowly
 from .sm90_rows import COPYING_WARPS, copy_rows
+from .sm90_split import first_step_of, part_of_item, sums_of_cluster
 from .sm90_weights import (
     BLOCKS,
     ask_for_weights,
@@ -144,6 +150,7 @@ B_SCALE = "e8m0"
 PAIR = "none"
 OUTPUT = "bfloat16"
 EPILOGUE = "none"
+SPLIT = 1
 GROUPED = True
 CHUNK = 128
 HALF_TOKENS = 64
@@ -230,7 +237,7 @@ def relay(item, items, beyond, steps, brought, full, lane):
 
 def bring_weights(maps, ranges, work, ring, full, empty, row_blocks, lane):
     """What the warp does that brings codes and scales, where no producer of rows does it."""
-    item, items, beyond, across, steps = work
+    item, items, beyond, across, steps, first_step = work
     stage = sub_u32(lane, lane)
     parity = add_u32(stage, 1)
     alone = elect(WARP)
@@ -242,7 +249,8 @@ def bring_weights(maps, ranges, work, ring, full, empty, row_blocks, lane):
         while lt_u32(step, steps):
             mbarrier_wait_parity(add_u32(empty, shl_u32(stage, 3)), parity)
             if alone:
-                ask_for_weights(maps, here[0], here[4], row_blocks, step, ring, stage, full)
+                at = add_u32(first_step, step)
+                ask_for_weights(maps, here[0], here[4], row_blocks, at, ring, stage, full)
             stage, parity = next_stage(stage, parity)
             step = add_u32(step, 1)
         item = add_u32(item, beyond)
@@ -250,9 +258,9 @@ def bring_weights(maps, ranges, work, ring, full, empty, row_blocks, lane):
 
 def produce(maps, a, a_scales, a_rows, ranges, work, ring, barriers, row_blocks, mine, lane, flags):
     """What a warp does that is no consumer, of number `mine` among these."""
-    item, items, beyond, across, a_stride, depth, steps = work
+    item, items, beyond, across, a_stride, depth, steps, first_step = work
     full, empty, brought = barriers
-    weights = (item, items, beyond, across, steps)
+    weights = (item, items, beyond, across, steps, first_step)
     if by_copies():
         if BLOCKS_PER_SM == 2:
             setmaxnreg_dec(48)
@@ -261,7 +269,7 @@ def produce(maps, a, a_scales, a_rows, ranges, work, ring, barriers, row_blocks,
         if lt_u32(mine, COPYING_WARPS):
             copy_rows(
                 a, a_rows, ranges, item, items, beyond, across, row_bytes(a_stride), depth, steps,
-                ring, brought, empty, mine, lane,
+                first_step, ring, brought, empty, mine, lane,
             )  # fmt: skip
         elif eq_u32(mine, COPYING_WARPS):
             bring_weights(maps, ranges, weights, ring, full, empty, row_blocks, lane)
@@ -291,6 +299,13 @@ def produce(maps, a, a_scales, a_rows, ranges, work, ring, barriers, row_blocks,
     if made():
         if lt_u32(mine, PRODUCER_WARPS):
             bar_arrive(3, threads_with_flags())
+    if SPLIT > 1:
+        # Barriers of the cluster are of all its threads.
+        syncwarp(WARP)
+        cluster_arrive()
+        cluster_wait()
+        cluster_arrive()
+        cluster_wait()
 
 
 # Consumers ---------------------------------------------------------------------------------------
@@ -471,8 +486,17 @@ def matmul_sm90(
         blank_rows_of_none(out, table, groups, rows, result_columns(columns))
     item = u32_of_i64(cuda.blockIdx.x)
     beyond = u32_of_i64(cuda.gridDim.x)
+    rank = sub_u32(thread, thread)
+    first_step = rank
+    own_steps = steps
+    if SPLIT > 1:
+        rank = cluster_rank()
+        item = div_u32(item, SPLIT)
+        beyond = div_u32(beyond, SPLIT)
+        first_step = first_step_of(rank, steps)
+        own_steps = sub_u32(first_step_of(add_u32(rank, 1), steps), first_step)
     if ge_u32(warp, CONSUMERS // 32):
-        work = (item, items, beyond, across, a_stride, depth, steps)
+        work = (item, items, beyond, across, a_stride, depth, own_steps, first_step)
         ahead = sub_u32(warp, CONSUMERS // 32)
         barriers = (full, empty, brought)
         maps = (codes_map, records_map)
@@ -491,12 +515,15 @@ def matmul_sm90(
             setmaxnreg_inc(184)
         consume(
             b_scales, to, codes, a_rows, ranges, (alpha, alpha_number, a_decode), item, items,
-            beyond, across, columns, row_blocks, steps, ring, full, empty, warp, lane, flags,
+            beyond, across, columns, row_blocks, steps, own_steps, rank, ring, full, empty, warp,
+            lane, flags,
         )  # fmt: skip
         # What cannot be right is written again. Here, where no register is short.
         bar_sync(3, threads_with_flags())
         everything = ne_u32(ld_shared_u32(flags), 0)
         again = everything | ne_u32(ld_shared_u32(add_u32(flags, 4)), 0)
+        if SPLIT > 1:
+            again = again & eq_u32(rank, 0)
         if again:
             group = shr_u32(warp, 2)
             index = and_u32(thread, 127)
@@ -521,7 +548,7 @@ def is_plain():
 
 def consume(
     b_scales, to, codes, a_rows, ranges, scalars, item, items, beyond,
-    across, columns, row_blocks, steps, ring, full, empty, warp, lane, flags,
+    across, columns, row_blocks, steps, own_steps, rank, ring, full, empty, warp, lane, flags,
 ):  # fmt: skip
     """What a consumer warp does."""
     alpha, alpha_number, a_decode = scalars
@@ -555,7 +582,7 @@ def consume(
             less = less_of_matrix(b_scales, max(expert, 0) * matrix_bytes)
         rings = (ring, code_ring, record_ring, full, empty)
         acc0, acc1, stage, parity, before = multiply_steps(
-            acc0, acc1, rings, steps, stage, parity, less, lane
+            acc0, acc1, rings, own_steps, stage, parity, less, lane
         )
         item = add_u32(item, beyond)
         following = locate(min_u32(item, sub_u32(items, 1)), across, ranges, lane)
@@ -573,7 +600,17 @@ def consume(
             if rebase == ZERO:
                 plain = True
         factors = (alpha, alpha_number, a_decode, rebase, of_matrix)
-        if is_plain():
+        if SPLIT > 1:
+            thread = add_u32(shl_u32(warp, 5), lane)
+            sum0, sum1 = sums_of_cluster(ring, acc0, acc1, rank, thread)
+            where = (base, group, inner, lane)
+            mine = part_of_item(here, rank)
+            store_plainly(to, sum0, sum1, a_rows, factors, mine, columns, where, 0)
+            if tile_rows() > 64:
+                store_plainly(to, sum0, sum1, a_rows, factors, mine, columns, where, 64)
+            cluster_arrive()
+            cluster_wait()
+        elif is_plain():
             where = (base, group, inner, lane)
             store_plainly(to, acc0, acc1, a_rows, factors, here, columns, where, 0)
             if CHUNK > 64:
@@ -641,6 +678,8 @@ _HERE = {
     "COMPUTE": ("bfloat16", "fp8"),
     "MATRICES": ("all", "narrow", "others"),
     "BLOCKS_PER_SM": (1, 2),
+    "SPLIT": (1, 2, 4, 8),
+    "SHARE": tuple(range(4, 81, 4)),
 }
 
 
@@ -675,18 +714,21 @@ def variant(b: str = "mxfp4", tokens: int = 128, **more: object) -> dict:
         **{"ELEMENT": "e2m1", "SCALE": "e8m0", "LAYOUT": "linear", "STARTS": "none"},
         **{"ROUNDING": "rceil", "UNIT": True},
         **{"COMPUTE": "bfloat16", "MATRICES": "all"},
-        **{"BLOCKS_PER_SM": 1, "THREADS": threads_of(str(more.get("A_ELEMENT", "none")))},
+        **{"SPLIT": 1, "SHARE": tokens // 2, "BLOCKS_PER_SM": 1},
+        **{"THREADS": threads_of(str(more.get("A_ELEMENT", "none")))},
         **more,
     }
 
 
 _FP8: dict[str, Any] = {"A_ELEMENT": "e4m3", "A_SCALE": "none", "DECODE_A": "row"}
 
+_DENSE: dict[str, Any] = {"GROUPED": False, "DECODE_B": "scalar", "INDICES": "none"}
+
 VARIANTS = {
     "matmul_sm90": (
         variant(),
         variant("nvfp4", 32, BLOCKS_PER_SM=2),
-        variant("mxfp8_e4m3", 64, GROUPED=False, DECODE_B="scalar", INDICES="none"),
+        variant("mxfp8_e4m3", 64, **_DENSE, SPLIT=4, SHARE=8),
         variant(tokens=120, WHOLE=False, STAGES=4),
         variant(**_FP8, COMPUTE="fp8", MATRICES="narrow"),
         variant(PAIR="interleaved", **CODES_VARIANT),

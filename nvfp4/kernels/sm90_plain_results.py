@@ -44,6 +44,7 @@ from .sm90_results import rows_are_alike
 OUTPUT = "bfloat16"
 DECODE_A = "none"
 CHUNK = 128
+SPLIT = 1
 
 ZERO = np.float32(0.0)
 WARP = 0xFFFFFFFF
@@ -54,6 +55,11 @@ NONE = 0xFFFFFFFF
 ROWS = 64
 PITCH = 272
 FACTOR = 256
+
+
+def tile_rows():
+    """Rows of A whose results a block stores of a tile."""
+    return CHUNK // SPLIT
 
 
 def kind_of_output():
@@ -192,13 +198,13 @@ def store_plainly(to, acc0, acc1, a_rows, factors, here, columns, where, first: 
         row = add_u32(shl_u32(inner, 1), shr_u32(lane, 4))
         base = add_u32(add_u32(base, mul_u32(row, PITCH)), shl_u32(eight, 1))
         store_rows(to[0], base, row, source0, here, column, columns, first, 0)
-        if CHUNK > first + 32:
+        if tile_rows() > first + 32:
             store_rows(to[0], base, row, source1, here, column, columns, first, 32)
 
 
 def store_rows(out, base, row, source, here, column, columns, first: str, part: str):
     """Store a lane's share of 32 rows: of each eight that the tile has, that of number `row`."""
-    left = CHUNK - first - part
+    left = tile_rows() - first - part
     base = add_u32(base, part * PITCH)
     if lies_well(out, columns):
         w0 = ld_shared_v4_u32(base)

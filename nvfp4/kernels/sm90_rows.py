@@ -62,10 +62,10 @@ def copy_part(place, address, row, row_bytes, sub, size, part: str):
 
 
 def copy_rows(
-    a, a_rows, ranges, item, items, beyond, across, row_bytes, depth, steps, ring, brought, empty,
-    mine, lane,
+    a, a_rows, ranges, item, items, beyond, across, row_bytes, depth, steps, first_step, ring,
+    brought, empty, mine, lane,
 ):  # fmt: skip
-    """What a copying warp does."""
+    """What a copying warp does, for steps from `first_step` on."""
     address = ptr_address(a, 0)
     chunk = and_u32(lane, 7)
     sub = shr_u32(lane, 3)
@@ -84,7 +84,8 @@ def copy_rows(
             row2 = row_of_lane(a_rows, here, mine, lane, 2)
         step = sub_u32(stage, stage)
         while lt_u32(step, steps):
-            column = i64_of_u32(add_u32(shl_u32(step, 6), shl_u32(chunk, 3)))
+            column = shl_u32(add_u32(first_step, step), 6)
+            column = i64_of_u32(add_u32(column, shl_u32(chunk, 3)))
             size = u32_of_i64(16)
             if not WHOLE:
                 if column >= depth:

@@ -32,7 +32,7 @@ from __future__ import annotations
 from typing import Any
 
 from . import lower
-from .arith import mul_rn
+from .arith import add_rn, mul_rn
 from .bits import bf16_of_f32, f16_of_f32
 from .instruction import instruction
 from .machine import engines, thread
@@ -333,6 +333,59 @@ def _st_shared_acc_columns(builder, ir, arguments, first, count):
                 text = f"st.shared.f32 [$0+{32 * below}], $1;"
                 value = acc[4 * group + 2 * below + odd]
                 lower.perform(builder, ir, text, [column, value])
+
+
+@instruction("void(u32, f32xN, u32)")
+def st_shared_acc_quads(address, acc, pitch):
+    """Store the accumulators to shared memory as they are, four at a time, `pitch` bytes apart.
+
+    What :func:`ld_cluster_acc_quads` of the same thread of another block reads; `address` and
+    `pitch` are multiples of 16.
+    """
+    shared = thread().block.shared
+    for place in range(0, len(acc), 4):
+        bits = sum(bits_of(acc[place + i]) << 32 * i for i in range(4))
+        shared.store(address + pitch * (place // 4), 16, bits)
+
+
+@st_shared_acc_quads.lowering(memory=True)
+def _st_shared_acc_quads(builder, ir, arguments):
+    address, *acc, pitch = arguments
+    for place in range(0, len(acc), 4):
+        lower.store(builder, ir, "st.shared.v4.f32", address, acc[place : place + 4])
+        address = builder.add(address, pitch)
+
+
+@instruction("f32xN(u32, u32, imm)")
+def ld_cluster_acc_quads(address, pitch, count):
+    """`count` accumulators from shared memory of a block of the cluster, as they were stored."""
+    found = []
+    for place in range(0, count, 4):
+        bits = engines().cluster_load(thread(), address + pitch * (place // 4), 16)
+        found += [float_of(bits >> 32 * i & 0xFFFFFFFF) for i in range(4)]
+    return tuple(found)
+
+
+@ld_cluster_acc_quads.lowering(memory=True, min_cc=(9, 0))
+def _ld_cluster_acc_quads(builder, ir, arguments, count):
+    address, pitch = arguments
+    found = []
+    for _ in range(0, count, 4):
+        found += lower.load(builder, ir, "ld.shared::cluster.v4.f32", address, 4)
+        address = builder.add(address, pitch)
+    return found
+
+
+@instruction("f32xN(f32xN, f32xN)")
+def add_acc(left, right):
+    """Sums of accumulators, each rounded."""
+    return tuple(add_rn(a, b) for a, b in zip(left, right, strict=True))
+
+
+@add_acc.lowering()
+def _add_acc(builder, ir, arguments):
+    half = len(arguments) // 2
+    return [builder.fadd(a, b) for a, b in zip(arguments[:half], arguments[half:], strict=True)]
 
 
 @instruction("void(u32, f32xN, u32, f32, f32, f32, u32, imm, imm, imm, imm)")

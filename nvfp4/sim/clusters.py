@@ -116,6 +116,11 @@ def cluster_arrive_remote(thread: Thread, address: int) -> None:
     mbarrier_arrive(thread, address, 1, owner(thread, address, "mbarrier.arrive"))
 
 
+def cluster_load(thread: Thread, address: int, nbytes: int) -> int:
+    """Model of ``ld.shared::cluster``: from a block's shared memory, which may be another one's."""
+    return owner(thread, address, "ld.shared::cluster").shared.load(address, nbytes)
+
+
 def _block(thread: Thread, rank: int, what: str) -> Block:
     blocks = thread.block.cluster.blocks
     if rank >= len(blocks):

@@ -5,7 +5,13 @@ Models in ``nvfp4.ptx`` call these with the running thread first.
 
 from __future__ import annotations
 
-from .clusters import cluster_arrive, cluster_arrive_remote, cluster_map, cluster_wait
+from .clusters import (
+    cluster_arrive,
+    cluster_arrive_remote,
+    cluster_load,
+    cluster_map,
+    cluster_wait,
+)
 from .copies import (
     bulk_commit,
     bulk_load,
@@ -61,6 +67,7 @@ __all__ = [
     "bulk_wait",
     "cluster_arrive",
     "cluster_arrive_remote",
+    "cluster_load",
     "cluster_map",
     "cluster_wait",
     "cp_async",

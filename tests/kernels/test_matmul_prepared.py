@@ -188,6 +188,43 @@ def test_an_epilogue_of_columns_that_are_no_multiple_of_four_reads_no_more(sm90:
     check(sm90, integers((3, 32), 7), weights("mxfp4", 33, 32), epilogue=bias)
 
 
+@pytest.mark.parametrize(
+    "split, tokens, rows",
+    [
+        (2, 32, 19),
+        pytest.param(4, 32, 21, marks=pytest.mark.slow),
+        pytest.param(8, 64, 21, marks=pytest.mark.slow),
+    ],
+)
+def test_blocks_of_a_cluster_share_the_depth_of_a_tile(
+    sm90: str, monkeypatch: pytest.MonkeyPatch, split: int, tokens: int, rows: int
+) -> None:
+    """Runs of steps that are not equally long; rows that some of the blocks have none of."""
+    monkeypatch.setattr(plans_prepared, "split_of", lambda *_: (split, tokens))
+    depth = 64 * split + 32
+    b = weights("mxfp4", 40, depth)
+    check(sm90, integers((rows, depth), 6), b, out_dtype="bfloat16", checks=split < 8)
+
+
+def test_a_plain_matrix_is_written_again_by_one_block_of_a_cluster(
+    sm90: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(plans_prepared, "split_of", lambda *_: (2, 16))
+    b = weights("mxfp4", 40, 128, seed=19, scale_layout="linear")
+    b = with_scales(b, {(3, 0): 5, (30, 2): 250})
+    check(sm90, integers((5, 128), 6), b, out_dtype="bfloat16", checks=False)
+
+
+def test_how_many_blocks_share_the_depth() -> None:
+    """All that a card has at once, where it gains; none where tiles fill it."""
+    split_of = plans_prepared.split_of
+    assert split_of(64, 32, 128, 16, 132) == (4, 64)
+    assert split_of(128, 32, 128, 32, 132) == (4, 128)
+    assert split_of(64, 16, 64, 16, 132) == (8, 64)
+    assert split_of(128, 132, 128, 128, 132) == (1, 128)
+    assert split_of(64, 32, 7, 16, 132) == (1, 16)
+
+
 @pytest.mark.parametrize("out_dtype", ["bfloat16", "float32"])
 def test_rows_of_a_tile_of_160(sm90: str, out_dtype: str) -> None:
     """All copies of a lane and all pieces of the results; 97 rows are a tile of 104."""
