@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import functools
 import math
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from typing import Any, NamedTuple
 
 from .architectures import capability
@@ -23,6 +23,8 @@ from .tuning import Choice
 
 __all__ = ["decode", "prefill"]
 
+#: Whether weights are loaded before the kernels ahead in the stream have ended.
+AHEAD = True
 #: Ranges whose table fits in shared memory beside the sums.
 MOST_GROUPS = 2048
 
@@ -77,6 +79,8 @@ def decode(
         # Its code needs a few registers more: with four blocks some were spilled.
         cut = cut._replace(resident=max(1, cut.resident - 1))
     steps = ceil_div(depth, 64)
+    # The last steps of a run are read together, and with fewer some that were read before.
+    cut = cut._replace(slots=max(1, min(cut.slots, steps // cut.team)))
     own: dict[str, Any] = {
         "GROUPED": groups is not None,
         "CHUNK": cut.chunk,
@@ -85,6 +89,7 @@ def decode(
         "STRIPES": cut.stripes,
         "SLOTS": cut.slots,
         "PASSES": passes(constants),
+        "AHEAD": AHEAD and capability(arch) >= (9, 0) and _may_begin(constants, groups),
         "EVEN": steps % (cut.team * cut.slots) == 0,
         "WHOLE": depth % 64 == 0,
         "THREADS": 32 * cut.warps,
@@ -108,6 +113,14 @@ def decode(
         args,
         programmatic=capability(arch) >= (9, 0),
     )
+
+
+def _may_begin(constants: Mapping[str, Any], groups: int | None) -> bool:
+    """Whether all that says where weights are is known, or looked at again, at the beginning."""
+    if groups is None:
+        return True
+    names = ("IDS", "A_STARTS")
+    return all(constants[n] == "none" for n in names) and "counts" not in constants["OFFSETS"]
 
 
 def shared_of_processor(arch: str) -> int:
@@ -434,31 +447,112 @@ def tile(
 
     How rows spread over the ranges is not known here: the mean must do.
     """
-    steps = ceil_div(depth, 64)
     many = rows > 8 if groups is None else rows > 6 * groups
     chunk = 16 if many else 8
+    chunks = chunks_of(rows, chunk, groups)
+    across = ceil_div(ceil_div(columns, 16), passes(constants))
     halves = constants["PAIR"] == "halves"
-    # Chunks of ranges that are hit: each row is in one of its own where there are few.
-    chunks = (
-        ceil_div(rows, chunk) if groups is None else min(rows, ceil_div(rows, chunk) + groups // 2)
-    )
-    best = (0.0, 1, 1)
+    least = (math.inf, Cut(chunk, 8, 1, 1, 1, 1))
     for stripes in (2,) if halves or many or whole_blocks(constants) else (1, 2):
-        warps = 8 * _resident(chunk, stripes, constants) * processors
-        for team in (8, 4, 2, 1) if of_team is None else (of_team,):
-            if team > 1 and steps < 4 * team:
-                continue
-            across = ceil_div(ceil_div(columns, 16), stripes * passes(constants))
-            items = max(1, chunks * across)
-            places = warps // team
-            # How full the last round is, and a little for reading rows of A half as often.
-            filled = items / (ceil_div(items, places) * places)
-            filled *= steps / (steps + team)  # an item costs about a step besides its steps
-            best = max(best, (filled * (1.05 if stripes == 2 else 1.0), team, stripes))
-    _, team, stripes = best
-    many_registers = stripes == 2 or groups is not None or _resident(chunk, 1, constants) < 4
-    slots = 2 if many_registers else 4
-    return Cut(chunk, 8, team, stripes, slots, _resident(chunk, stripes, constants))
+        items = max(1, chunks * ceil_div(across, stripes))
+        each = items / processors
+        for cut in _cuts(constants, chunk, stripes, depth, groups, of_team, each):
+            time = time_of(cut, constants, items, ceil_div(depth, 64), processors)
+            if time < least[0]:
+                least = (time, cut)
+    return least[1]
+
+
+def chunks_of(rows: int, chunk: int, groups: int | None) -> int:
+    """Chunks of all ranges, where rows go to them at random."""
+    if groups is None:
+        return ceil_div(rows, chunk)
+    hit = groups * (1 - (1 - 1 / groups) ** rows)
+    return max(1, min(rows, math.ceil(max(hit, rows / chunk + hit / 2))))
+
+
+def _cuts(
+    constants: Mapping[str, Any],
+    chunk: int,
+    stripes: int,
+    depth: int,
+    groups: int | None,
+    of_team: int | None,
+    each: float,
+) -> Iterator[Cut]:
+    """Divisions that are worth a thought; `each` are items of a multiprocessor."""
+    steps = ceil_div(depth, 64)
+    resident = _resident(chunk, stripes, constants)
+    kinds = [(8, team, resident) for team in (8, 4, 2, 1)]
+    if stripes == 2 and resident == 3:
+        # As many warps in smaller blocks, of teams that share the depth evenly. (Only these: other
+        # odd teams, of one stripe, took up to half as long again.) A range needs a thread.
+        kinds += [(4, 4, 7)] * (steps % 8 == 0 and (groups or 0) <= 128 and each <= 7)
+        kinds += [(6, 3, 4)] * (steps % 9 == 0 and (groups or 0) <= 192 and each >= 8)
+    for warps, team, blocks in kinds:
+        if of_team is not None and (warps, team) != (8, of_team):
+            continue
+        if team == 1 or steps >= 4 * team or of_team is not None:
+            slots = _slots(constants, chunk, stripes, steps, team, groups, blocks)
+            yield Cut(chunk, warps, team, stripes, slots, blocks)
+
+
+def _slots(
+    constants: Mapping[str, Any],
+    chunk: int,
+    stripes: int,
+    steps: int,
+    team: int,
+    groups: int | None,
+    resident: int,
+) -> int:
+    """Steps in flight: as many as there are registers for, and a run has a whole multiple of.
+
+    With runs that are no multiple some registers are for knowing it.
+    """
+    most = 4 if stripes == 1 else 3
+    plain = _resident(8, stripes, constants) == (4 if stripes == 1 else 3)
+    if chunk == 16 or not plain or resident > 4:
+        return 2
+    if groups is None and stripes == 1:
+        return most
+    return next((n for n in range(most, 2, -1) if steps % (team * n) == 0), 2)
+
+
+#: What a product takes on an H200, in microseconds: fitted to 60 divisions of 14 products with
+#: mxfp4 (8192 x 8192 and 28672 x 4096 with 1, 8, 16 rows; ranges of 128 matrices of 2880 x 2880,
+#: 5760 x 2880, 2048 x 768, 1536 x 2048 with 1 and 32 tokens). Within 10 % of most; of each product
+#: it takes the fastest division, or one within 2 % of that. A launch begins and ends:
+START = 2.16
+#: A step's weights are so long on their way,
+LATENCY = 1.17
+#: and take a multiprocessor so long at the speed of memory, if they have 544 bytes;
+MEMORY = 0.0148
+#: their instructions so long, and those for a step's rows of A, once for all stripes, so long.
+STEP, ROWS = 0.0091, 0.0062
+#: Each warp's share of an item's end takes a multiprocessor so long, and a team longer by so much.
+END, LAST = 0.045, 0.063
+#: What warps take longer that have an item for themselves.
+ALONE = 1.082
+
+
+def time_of(
+    cut: Cut, constants: Mapping[str, Any], items: int, steps: int, processors: int
+) -> float:
+    """What a product takes: where the longest way of a team and a multiprocessor's work meet."""
+    run = steps / cut.team
+    if steps % (cut.team * cut.slots):
+        run = math.ceil(run)
+    teams = cut.resident * (cut.warps // cut.team)
+    rounds, others = divmod(items, processors * teams)
+    share = rounds * teams + ceil_div(others, processors)
+    codes = STEP_BYTES[constants["B_ELEMENT"] != "e2m1"]
+    stripe = (codes + RECORD_BYTES[constants["B_SCALE"] == "e4m3"]) / 544
+    step = max(MEMORY * stripe * cut.stripes, STEP * cut.stripes + ROWS * cut.chunk / 8)
+    work = share * cut.team * (run * step + END)
+    way = (rounds + (others > 0)) * (run * LATENCY / cut.slots + LAST)
+    together: float = (work**3 + way**3) ** (1 / 3)
+    return START + together * (ALONE if cut.team == 1 else 1.0)
 
 
 def _resident(chunk: int, stripes: int, constants: Mapping[str, Any]) -> int:

@@ -82,8 +82,8 @@ class Choice(NamedTuple):
         allowed: dict[str, tuple[int, ...]] = {"tokens": tuple(range(16, 129, 8))}
         if self.kernel == "decode":
             allowed = {
-                **{"chunk": (8, 16), "team": (1, 2, 4, 8), "stripes": (1, 2), "slots": (2, 4)},
-                "resident": (1, 2, 3, 4),
+                **{"chunk": (8, 16), "team": (1, 2, 4, 8), "stripes": (1, 2)},
+                **{"slots": (1, 2, 3, 4), "resident": (1, 2, 3, 4)},
             }
         elif self.kernel != "sm90":
             return f"kernel must be one of {', '.join(KERNELS)}; got {self.kernel!r}"

@@ -209,30 +209,21 @@ def _decode(product: Product) -> Iterator[Choice]:
     for chunk in (8, 16):
         for stripes in (2,) if product.key.pair == "halves" else (1, 2):
             resident = plans_prepared._resident(chunk, stripes, constants)
-            for slots in (2, 4) if chunk == 8 and stripes == 1 else (2,):
-                for team in (8, 4, 2, 1):
-                    for fewer in (0, 1):
-                        if steps >= team and resident > fewer:
-                            blocks = resident - fewer
-                            yield Choice("decode", chunk, team, stripes, slots, blocks)
+            for team in (team for team in (8, 4, 2, 1) if steps >= team):
+                most = (2, 3, 4)[: 4 - stripes] if chunk == 8 else (2,)
+                for slots in sorted({min(n, steps // team) for n in most}):
+                    for blocks in (n for n in (resident, resident - 1) if n):
+                        yield Choice("decode", chunk, team, stripes, slots, blocks)
 
 
 def _decode_cost(product: Product, choice: Choice) -> float:
-    """Rounds of a card's warps, by the steps of each, by warps that share a multiprocessor.
-
-    Source: this package's own model of ``plans_prepared.tile``; it only ranks.
-    """
-    groups, processors = product.groups, product.card[1]
-    steps = ceil_div(product.key.depth, 64)
-    chunks = ceil_div(product.rows, choice.chunk)
-    if groups is not None:
-        chunks = min(product.rows, chunks + groups // 2)
-    columns = ceil_div(product.key.columns, 16)
-    items = max(1, chunks * ceil_div(columns, choice.stripes))
-    rounds = ceil_div(items, 8 * choice.resident * processors // choice.team)
-    wide = 1.25 if choice.chunk == 16 else 1.0
-    each = (ceil_div(steps, choice.team) + 1.5) * choice.stripes * wide * choice.resident
-    return rounds * each * (1.0 if choice.resident > 1 else 1.3)
+    """What ``plans_prepared`` takes it for; it only ranks."""
+    key = product.key
+    cut = plans_prepared.Cut(choice.chunk, 8, *choice[2:6])
+    chunks = plans_prepared.chunks_of(product.rows, choice.chunk, product.groups)
+    items = max(1, chunks * ceil_div(ceil_div(key.columns, 16), choice.stripes))
+    steps = ceil_div(key.depth, 64)
+    return plans_prepared.time_of(cut, product.constants, items, steps, product.card[1])
 
 
 def _sm90_costs(product: Product) -> dict[int, float]:

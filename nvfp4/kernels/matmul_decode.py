@@ -4,7 +4,8 @@ The weights are the first operand of the tensor cores, the rows the second: an i
 rows of a weight matrix and CHUNK rows of A. The warps of a block share the depth, steps of 64
 columns in runs that depend on the depth alone, read their weights straight to registers, and add
 up what they have in shared memory, in the order of the warps: so the bytes of a row depend neither
-on the other rows nor on the grid. Blocks stay, and take every gridDim.x-th item.
+on the other rows nor on the grid. Blocks stay, and take every gridDim.x-th item. Registers are for
+weights under way: what a warp must know of an item waits in shared memory, its *note*.
 
 Matrices whose scales could not be rebased, and blocks of A with scales that bfloat16 does not hold,
 are multiplied one element after the other, as ``matmul_naive`` does.
@@ -31,11 +32,11 @@ import numpy as np
 from .._numba import cuda
 from ..program import Kernel
 from ..ptx.arith import (
-    add_rn,
     add_u32,
     and_u32,
     div_u32,
     eq_u32,
+    i64_of_i32,
     i64_of_u32,
     lt_u32,
     mad_u32,
@@ -51,41 +52,53 @@ from ..ptx.arith import (
     xor_u32,
 )
 from ..ptx.control import bar_sync, griddepcontrol_launch_dependents, griddepcontrol_wait
-from ..ptx.memory import ld_shared_f32, ld_shared_u32, shared_base, st_shared_f32, st_shared_u32
-from ..ptx.mma import mma_m16n8k16_bf16
-from ..ptx.warp import syncwarp, vote_any
-from .activations import chunk, may_be_extreme, row_bytes, row_is_extreme
-from .elements import store_one
-from .groups import source_row
+from ..ptx.memory import (
+    ld_shared_u32,
+    ld_shared_v2_u32,
+    ld_shared_v4_u32,
+    prefetch_l2,
+    shared_base,
+    st_shared_u32,
+    st_shared_v4_u32,
+)
+from ..ptx.warp import syncwarp
+from .activations import may_be_extreme
+from .decode_results import (
+    PITCH,
+    finish,
+    finish_codes,
+    leave,
+    leave_flag,
+    repeat_slowly,
+    some_flag,
+    sum_bytes,
+)
+from .decode_steps import (
+    bare_batch,
+    empty_slots,
+    fetch_rows,
+    full_batch,
+    last_batch,
+    load_slots,
+    place_ahead,
+    place_of,
+    rows_ahead,
+    rows_from,
+    steps_ahead,
+)
 from .matmul_naive import grouped_matmul_kernel
-from .mma_tiles import lower_half, upper_half
-from .prepared_codes import blank_rest, first_scale_row, put_value
-from .prepared_items import (
-    blank_rows_of_none,
-    decode_of_matrix,
-    final_value,
-    locate,
-    row_of_item,
-    scale_row_of,
-    slow_value,
+from .prepared_codes import blank_rest
+from .prepared_items import blank_rows_of_none, decode_of_matrix, locate, row_of_item
+from .prepared_mma import HEADER, factor_of_matrix, matrix_records
+from .products import result_columns
+from .schedule import (
+    chunk_count,
+    ends_of_thread,
+    has_changed,
+    make_table,
+    make_table_of_ranges,
+    table_bytes,
 )
-from .prepared_mma import (
-    HEADER,
-    code_place,
-    factor_of_matrix,
-    fragments,
-    load_codes,
-    load_record,
-    matrix_records,
-    multipliers,
-    record_bytes,
-    record_place,
-    step_bytes,
-)
-from .products import (
-    result_columns,
-)
-from .schedule import chunk_count, make_table, table_bytes
 
 A_ELEMENT = "none"
 A_LAYOUT = "linear"
@@ -102,183 +115,33 @@ TEAM = 8
 STRIPES = 1
 EVEN = True
 PASSES = 1
+AHEAD = False
 OUTPUT = "bfloat16"
 
 ZERO = np.float32(0.0)
-#: Floats from one row of A to the next in what a warp leaves in shared memory: 16 would make four
-#: lanes meet in each bank.
-PITCH = 20
 WARP = 0xFFFFFFFF
-
-
-def sum_bytes():
-    """What a warp leaves of an item in shared memory: its sums of all stripes."""
-    return STRIPES * CHUNK * PITCH * 4
-
-
-# Sums --------------------------------------------------------------------------------------------
-
-
-def row_words(a, a_scales, row, column, depth):
-    """Eight elements of a row from a column, zeros beyond the depth."""
-    at, scale_row = row
-    if WHOLE:
-        return chunk(a, a_scales, at, scale_row, column, depth)
-    else:
-        none = u32_of_i64(0)
-        words = (none, none, none, none)
-        extreme = False
-        if column < depth:
-            words, extreme = chunk(a, a_scales, at, scale_row, column, depth)
-        return words, extreme
-
-
-def halves(words):
-    """Eight float16 elements as bfloat16, and what is left of them."""
-    upper = (
-        upper_half(words[0]),
-        upper_half(words[1]),
-        upper_half(words[2]),
-        upper_half(words[3]),
-    )
-    lower = (
-        lower_half(words[0], upper[0]),
-        lower_half(words[1], upper[1]),
-        lower_half(words[2], upper[2]),
-        lower_half(words[3], upper[3]),
-    )
-    return upper, lower
-
-
-def add_products(w, low, high, c):
-    """The products of a step with eight rows, whose columns from 8t and 32 + 8t a lane has."""
-    c = mma_m16n8k16_bf16(w[0], (low[0], low[1]), c)
-    c = mma_m16n8k16_bf16(w[1], (low[2], low[3]), c)
-    c = mma_m16n8k16_bf16(w[2], (high[0], high[1]), c)
-    return mma_m16n8k16_bf16(w[3], (high[2], high[3]), c)
-
-
-def add_row_products(w, low, high, c):
-    """The products of a step with eight rows, which may be of float16."""
-    if A_ELEMENT == "none" and INPUT == "float16":
-        low, low_rest = halves(low)
-        high, high_rest = halves(high)
-        c = add_products(w, low_rest, high_rest, c)
-    return add_products(w, low, high, c)
-
-
-def rows_of_step(a, a_scales, row0, row1, column, depth):
-    """What a lane has of the rows of an item for a step: up to four times eight elements."""
-    low0, one = row_words(a, a_scales, row0, column, depth)
-    high0, other = row_words(a, a_scales, row0, column + 32, depth)
-    extreme = one | other
-    low1 = low0
-    high1 = high0
-    if CHUNK == 16:
-        low1, one = row_words(a, a_scales, row1, column, depth)
-        high1, other = row_words(a, a_scales, row1, column + 32, depth)
-        extreme = extreme | one | other
-    return low0, high0, low1, high1, extreme
-
-
-def add_step(codes, record, x, c0, c1):
-    """The products of a step of a stripe with all rows of an item."""
-    scales = multipliers(record)
-    w = fragments(codes, scales, scales)
-    c0 = add_row_products(w, x[0], x[1], c0)
-    if CHUNK == 16:
-        c1 = add_row_products(w, x[2], x[3], c1)
-    return c0, c1
-
-
-def lane_of_step(run, lane):
-    """Where a lane's codes and its scales of the first step of a run are, in bytes."""
-    at, header = run
-    code = i64_of_u32(at) * step_bytes() + i64_of_u32(code_place(lane))
-    record = i64_of_u32(at) * record_bytes() + i64_of_u32(header) + record_place(lane)
-    return code, record
-
-
-def load_step(b, b_scales, place, i):
-    """A lane's codes and scales of step `i` of a run that is at `place`."""
-    code = place[0] + i * step_bytes()
-    return load_codes(b, code), load_record(b_scales, place[1] + i * record_bytes())
-
-
-def load_stripes(b, b_scales, run, apart, last, i, lane):
-    """The same of both stripes of an item, which are `apart` steps from each other."""
-    at, header = run
-    if EVEN:
-        q, s = load_step(b, b_scales, lane_of_step(run, lane), i)
-    else:
-        # What is beyond the weights is the last step once more, and not used.
-        at = min_u32(add_u32(at, i), last)
-        q, s = load_step(b, b_scales, lane_of_step((at, header), lane), 0)
-    r, t = q, s
-    if STRIPES == 2:
-        at = add_u32(run[0], apart)
-        if EVEN:
-            # The second stripe of the last item may be beyond the weights: any other, not used.
-            at = min_u32(at, sub_u32(last, i))
-            r, t = load_step(b, b_scales, lane_of_step((at, header), lane), i)
-        else:
-            at = min_u32(add_u32(at, i), last)
-            r, t = load_step(b, b_scales, lane_of_step((at, header), lane), 0)
-    return q, s, r, t
-
-
-def counts(number, i, share):
-    """Whether step `i` of a batch is one of this warp's."""
-    if EVEN:
-        return True
-    else:
-        return lt_u32(add_u32(number, i), share)
-
-
-def leave(base, row, g, c):
-    """Leave the sums of eight rows of A in shared memory, each row's 16 side by side."""
-    at = add_u32(base, mul_u32(add_u32(mul_u32(row, PITCH), g), 4))
-    st_shared_f32(at, c[0])
-    st_shared_f32(add_u32(at, 4 * PITCH), c[1])
-    st_shared_f32(add_u32(at, 32), c[2])
-    st_shared_f32(add_u32(at, 4 * PITCH + 32), c[3])
-
-
-def total(base, row, stripe, n):
-    """The sum of all warps of a team for a row of A and one of 16 rows of a stripe."""
-    at = add_u32(mul_u32(stripe, CHUNK * PITCH), add_u32(mul_u32(row, PITCH), n))
-    at = add_u32(base, shl_u32(at, 2))
-    value = ld_shared_f32(at)
-    for warp in range(1, TEAM):
-        value = add_rn(value, ld_shared_f32(add_u32(at, warp * sum_bytes())))
-    return value
-
-
-def leave_flag(base, extreme):
-    """Leave, where no sum is, whether this warp has met an extreme scale."""
-    met = vote_any(WARP, extreme)
-    st_shared_u32(add_u32(base, 64), select_u32(met, 1, 0))
-
-
-def some_flag(base):
-    """Whether a warp of the team has left one."""
-    some = ld_shared_u32(add_u32(base, 64))
-    for warp in range(1, TEAM):
-        some = or_u32(some, ld_shared_u32(add_u32(base, 64 + warp * sum_bytes())))
-    return ne_u32(some, 0)
+#: Bytes of a note; of all that a warp notes: two items, facts that hold for all, what to repeat.
+NOTE = 48
+FACTS = 96
+AGAIN = 128
+NOTES = 144
 
 
 # Items -------------------------------------------------------------------------------------------
 
 
-def run_of(here, matrix, steps, first_step):
-    """Where this warp's steps of an item begin, and the headers before their scales."""
+def run_of(here, matrix, steps, first_step, apart):
+    """Where this warp's steps of an item begin, headers before their scales, the second stripe."""
     expert = u32_of_i64(max(here[0], 0))
     stripe = here[4]
     if PAIR != "halves" and STRIPES == 2:
         stripe = shl_u32(stripe, 1)
     at = mad_u32(expert, matrix, mad_u32(stripe, steps, first_step))
-    return at, mul_u32(add_u32(expert, 1), HEADER)
+    if PAIR != "halves" and STRIPES == 2:
+        # The last item of an odd number of stripes has the same twice, and does not use the second.
+        inside = lt_u32(mul_u32(add_u32(stripe, 1), steps), matrix)
+        apart = select_u32(inside, apart, 0)
+    return at, mul_u32(add_u32(expert, 1), HEADER), apart
 
 
 def meet(team):
@@ -300,150 +163,86 @@ def at_pass(here, number):
         return expert, owner, first, count, add_u32(shl_u32(block, 1), number), tile_row
 
 
-def width_of_pass():
-    """Columns of the result of a pass over an item."""
-    if PAIR == "interleaved":
-        return 8 * STRIPES
-    elif PAIR == "halves":
-        return 16
-    else:
-        return 16 * STRIPES
+# Notes -------------------------------------------------------------------------------------------
 
 
-def width_of_item():
-    """Columns of the result of an item."""
-    return PASSES * width_of_pass()
+def put_note(note, here, run, item, lane):
+    """Note what an item is and where its run is; a warp sees it behind its next ``syncwarp``."""
+    if eq_u32(lane, 0):
+        expert, owner, first, count, block, tile_row = here
+        st_shared_v4_u32(note, u32_of_i64(expert), owner, first, count)
+        low, high = u32_of_i64(tile_row), u32_of_i64(tile_row >> 32)
+        st_shared_v4_u32(add_u32(note, 16), run[0], run[1], run[2], block)
+        st_shared_v4_u32(add_u32(note, 32), low, high, item, item)
 
 
-def sums_of(bases, local, n):
-    """The sum of a column `n` of the item for a row of A; of pairs also that of up.
+def put_facts(notes, mine, common, lane, member):
+    """Note what holds for all items of a warp, and that none must be repeated yet.
 
-    `bases` are where the sums of the first and of the last pass are.
+    Every item has it from there: computed ahead of the loop it would be in registers all the time.
     """
-    base = bases[0]
+    if eq_u32(lane, 0):
+        at = add_u32(notes, FACTS)
+        st_shared_v4_u32(at, mine[0], mine[1], mine[2], mine[3])
+        st_shared_v4_u32(add_u32(at, 16), common[0], common[1], common[2], common[3])
+        beyond = mul_u32(u32_of_i64(cuda.gridDim.x), WARPS // TEAM)
+        st_shared_v4_u32(add_u32(notes, AGAIN), 0, 0, beyond, member)
+
+
+def fetch_factor(b_scales, here, row_blocks, steps):
+    """Let the factor of an item's matrix come to the second level cache."""
+    records = matrix_records(i64_of_u32(row_blocks), i64_of_u32(steps))
+    prefetch_l2(b_scales, max(here[0], 0) * records)
+
+
+def unknown(number, notes):
+    """A number, of which the compiler does not know that it is the same.
+
+    What follows from it is computed again then, where it would take registers from weights.
+    """
+    return add_u32(number, ld_shared_u32(add_u32(notes, AGAIN + 4)))
+
+
+def put_again(notes, why, lane):
+    """Note that items must be repeated: 1, a matrix is plain; 3, rows have extreme scales too."""
+    if eq_u32(lane, 0):
+        at = add_u32(notes, AGAIN)
+        st_shared_u32(at, or_u32(ld_shared_u32(at), why))
+
+
+def noted(note):
+    """What an item is, as ``locate`` says it."""
+    w = ld_shared_v4_u32(note)
+    block = ld_shared_v4_u32(add_u32(note, 16))[3]
+    tile = ld_shared_v2_u32(add_u32(note, 32))
+    tile_row = i64_of_u32(tile[0]) + (i64_of_i32(tile[1]) << 32)
+    return noted_expert(note), w[1], w[2], w[3], block, tile_row
+
+
+def item_behind(notes, note, turns):
+    """The number of the item behind the noted one; its own where another pass is to be made.
+
+    Asked for wherever it is needed: a register for it would be one less for weights.
+    """
+    item = ld_shared_u32(add_u32(note, 40))
+    following = add_u32(item, ld_shared_u32(add_u32(notes, AGAIN + 8)))
     if PASSES == 2:
-        base = select_u32(lt_u32(n, width_of_pass()), base, bases[1])
-        n = and_u32(n, width_of_pass() - 1)
-    if PAIR == "interleaved":
-        at = shl_u32(n, 1)
-        s0 = total(base, local, shr_u32(at, 4), and_u32(at, 15))
-        s1 = total(base, local, shr_u32(at, 4), add_u32(and_u32(at, 15), 1))
-    elif PAIR == "halves":
-        s0 = total(base, local, 0, n)
-        s1 = total(base, local, 1, n)
+        following = select_u32(eq_u32(turns, 0), item, following)
+    return following
+
+
+def noted_expert(note):
+    """Its expert, or -1."""
+    if GROUPED:
+        return i64_of_i32(ld_shared_u32(note))
     else:
-        s0 = total(base, local, shr_u32(n, 4), and_u32(n, 15))
-        s1 = s0
-    return s0, s1
+        return 0
 
 
-def finish(to, bases, a_rows, factors, here, columns, index):
-    """Add up what the warps have left of an item, and store the results."""
-    expert, owner, first, count, block, _ = here
-    row_indices, input_rows = a_rows
-    width = result_columns(columns)
-    i = index
-    while lt_u32(i, CHUNK * width_of_item()):
-        local = div_u32(i, width_of_item())
-        n = and_u32(i, width_of_item() - 1)
-        column = i64_of_u32(add_u32(mul_u32(block, width_of_item()), n))
-        if lt_u32(local, count) and column < width:
-            row = i64_of_u32(add_u32(first, local))
-            source = -1
-            if expert >= 0:
-                source = source_row(row_indices, row, input_rows)
-            if source < 0:
-                store_one(to[0], row * width + column, ZERO)
-            else:
-                s0, s1 = sums_of(bases, local, n)
-                of_range = i64_of_u32(owner)
-                v = final_value(to, row, column, columns, expert, s0, s1, factors, source, of_range)
-                store_one(to[0], row * width + column, v)
-        i = add_u32(i, TEAM * 32)
-
-
-def finish_codes(to, codes, ranges, bases, a_rows, factors, here, columns, index):
-    """The same where the result is quantised: the lanes of a block are beside each other."""
-    expert, owner, first, count, block, _ = here
-    row_indices, input_rows = a_rows
-    width = result_columns(columns)
-    scale_row = first_scale_row(codes, ranges, owner, first)
-    i = index
-    while lt_u32(i, CHUNK * width_of_item()):
-        local = div_u32(i, width_of_item())
-        n = and_u32(i, width_of_item() - 1)
-        column = i64_of_u32(add_u32(mul_u32(block, width_of_item()), n))
-        row = i64_of_u32(add_u32(first, local))
-        write = lt_u32(local, count) and column < width
-        source = -1
-        if write and expert >= 0:
-            source = source_row(row_indices, row, input_rows)
-        v = ZERO
-        if source >= 0:
-            s0, s1 = sums_of(bases, local, n)
-            of_range = i64_of_u32(owner)
-            v = final_value(to, row, column, columns, expert, s0, s1, factors, source, of_range)
-        put_value(codes, to[0], row, column, width, v, write, scale_row + i64_of_u32(local))
-        i = add_u32(i, TEAM * 32)
-
-
-def repeat_slowly(
-    to,
-    codes,
-    ranges,
-    a_rows,
-    operands,
-    alpha,
-    alpha_number,
-    a_decode,
-    here,
-    columns,
-    index,
-    everything,
-):
-    """Write an item one product after the other if its matrix is plain.
-
-    With `everything` also its rows with extreme scales: none of the other rows, which must not know
-    of these.
-    """
-    expert, owner, first, count, block, tile_row = here
-    row_indices, input_rows = a_rows
-    a, a_scales, b, b_scales, depth, a_stride = operands
-    width = result_columns(columns)
-    if expert >= 0:
-        row_blocks = (columns + 15) // 16
-        header = expert * matrix_records(row_blocks, (depth + 63) // 64)
-        plain = factor_of_matrix(b_scales, header) == ZERO
-        if everything or plain:
-            of_matrix = decode_of_matrix(to[1], expert)
-            factors = (alpha, alpha_number, a_decode, ZERO, of_matrix)
-            i = index
-            while lt_u32(i, CHUNK * width_of_item()):
-                local = div_u32(i, width_of_item())
-                n = and_u32(i, width_of_item() - 1)
-                column = i64_of_u32(add_u32(mul_u32(block, width_of_item()), n))
-                row = i64_of_u32(add_u32(first, local))
-                source = -1
-                if lt_u32(local, count) and column < width:
-                    source = source_row(row_indices, row, input_rows)
-                scale_row = scale_row_of(source, tile_row, local)
-                if source >= 0 and not plain:
-                    at = source * row_bytes(a_stride)
-                    if not row_is_extreme(a, a_scales, at, scale_row, depth):
-                        source = -1
-                v = ZERO
-                if source >= 0:
-                    given = (a, a_scales, b, b_scales, depth, a_stride, scale_row)
-                    of_range = i64_of_u32(owner)
-                    v = slow_value(
-                        to, row, column, columns, expert, factors, source, of_range, given
-                    )
-                    if OUTPUT != "codes":
-                        store_one(to[0], row * width + column, v)
-                if OUTPUT == "codes":
-                    result_row = first_scale_row(codes, ranges, owner, first) + i64_of_u32(local)
-                    put_value(codes, to[0], row, column, width, v, source >= 0, result_row)
-                i = add_u32(i, TEAM * 32)
+def noted_run(note):
+    """Where its run is."""
+    w = ld_shared_v4_u32(add_u32(note, 16))
+    return w[0], w[1], w[2]
 
 
 def matmul_decode(
@@ -477,9 +276,16 @@ def matmul_decode(
     out_tile_starts,
     out_tiles,
 ):
-    griddepcontrol_wait()
-    griddepcontrol_launch_dependents()
     thread = u32_of_i64(cuda.threadIdx.x)
+    if AHEAD:
+        of_a = input_rows
+        if not GROUPED:
+            of_a = rows
+        if depth > 0:
+            fetch_rows(a, of_a, depth, a_stride, thread)
+    else:
+        griddepcontrol_wait()
+        griddepcontrol_launch_dependents()
     warp = shr_u32(thread, 5)
     lane = and_u32(thread, 31)
     g = shr_u32(lane, 2)
@@ -496,115 +302,127 @@ def matmul_decode(
         across = shr_u32(add_u32(row_blocks, 1), 1)
     if PASSES == 2:
         across = shr_u32(across, 1)  # an even number: the columns of the result fill blocks of 32
+    items = mul_u32(div_u32(add_u32(u32_of_i64(rows), CHUNK - 1), CHUNK), across)
     if GROUPED:
         base = add_u32(table, u32_of_i64(table_bytes(groups)))
-        make_table(row_offsets, groups, rows, table, base, thread)
-        items = mul_u32(chunk_count(u32_of_i64(groups), table), across)
-    else:
-        items = mul_u32(div_u32(add_u32(u32_of_i64(rows), CHUNK - 1), CHUNK), across)
     # Steps of this warp of its team: the first ones have one more.
     team = div_u32(warp, TEAM)
     member = sub_u32(warp, mul_u32(team, TEAM))
     share = div_u32(steps, TEAM)
     rest = sub_u32(steps, mul_u32(share, TEAM))
-    batches = div_u32(add_u32(share, select_u32(ne_u32(rest, 0), SLOTS, SLOTS - 1)), SLOTS)
     first_step = add_u32(mul_u32(member, share), min_u32(member, rest))
     share = add_u32(share, select_u32(lt_u32(member, rest), 1, 0))
+    batches = div_u32(add_u32(share, SLOTS - 1), SLOTS)
+    of_last = sub_u32(add_u32(share, SLOTS), mul_u32(batches, SLOTS))
     matrix = mul_u32(row_blocks, steps)
-    last = sub_u32(mul_u32(matrix, u32_of_i64(experts)), 1)
-    x_first = i64_of_u32(add_u32(shl_u32(first_step, 6), shl_u32(and_u32(lane, 3), 3)))
     index = sub_u32(thread, mul_u32(team, TEAM * 32))
     to = (out, b_decode, e0, e1, e2, e3)
     codes = (out_scales, out_decode, out_tile_starts, out_tiles)
     a_rows = (row_indices, input_rows)
     ranges = (expert_ids, tile_starts, table, groups, experts, tiles, rows)
     # Scratch of the table is used no more: all threads have met behind it.
-    turn = add_u32(base, mul_u32(team, 2 * TEAM * sum_bytes()))
-    other = add_u32(turn, TEAM * sum_bytes())
+    sums_at = add_u32(base, mul_u32(team, 2 * TEAM * sum_bytes()))
+    notes = add_u32(add_u32(base, 2 * WARPS * sum_bytes()), mul_u32(warp, NOTES))
     item = add_u32(mul_u32(u32_of_i64(cuda.blockIdx.x), WARPS // TEAM), team)
-    beyond = mul_u32(u32_of_i64(cuda.gridDim.x), WARPS // TEAM)
-    if lt_u32(item, items) and ne_u32(steps, 0):
-        # Weights are always on their way: a step's registers take a later step's as soon as they
-        # are used, those of the next item while the sums of this one are made ready.
-        here = at_pass(locate(item, across, ranges, lane), 0)
-        run = run_of(here, matrix, steps, first_step)
-        q0, s0, r0, t0 = load_stripes(b, b_scales, run, apart, last, 0, lane)
-        q1, s1, r1, t1 = load_stripes(b, b_scales, run, apart, last, 1, lane)
-        q2, s2, r2, t2 = q0, s0, r0, t0
-        q3, s3, r3, t3 = q0, s0, r0, t0
-        if SLOTS >= 3:
-            q2, s2, r2, t2 = load_stripes(b, b_scales, run, apart, last, 2, lane)
-        if SLOTS >= 4:
-            q3, s3, r3, t3 = load_stripes(b, b_scales, run, apart, last, 3, lane)
-    turns = sub_u32(item, item)  # passes made of the item
-    again = sub_u32(item, item)  # 1: a matrix is plain; 3: also rows have extreme scales
-    while lt_u32(item, items):
-        whole = locate(item, across, ranges, lane)
-        here = at_pass(whole, turns)
-        expert, _, first, count, _, tile_row = here
-        rebase = ZERO
-        of_matrix = ZERO
-        if expert >= 0:
-            record_at = expert * matrix_records(i64_of_u32(row_blocks), i64_of_u32(steps))
-            rebase = factor_of_matrix(b_scales, record_at)
-            of_matrix = decode_of_matrix(b_decode, expert)
+    slots = empty_slots()
+    ahead = AHEAD
+    ready = False
+    while not ready:
+        # Before the kernels ahead in the stream have ended, if AHEAD: weights are not theirs, and
+        # ranges are looked at again.
+        ends = (groups - groups, groups - groups)
+        if GROUPED:
+            if AHEAD:
+                ends = ends_of_thread(row_offsets, groups, thread)
+                make_table_of_ranges(row_offsets, groups, rows, table, base, thread, ends)
+            else:
+                make_table(row_offsets, groups, rows, table, base, thread)
+            items = mul_u32(chunk_count(u32_of_i64(groups), table), across)
+        if lt_u32(item, items):
+            # Weights are always on their way: a step's registers take a later step's as soon as
+            # they are used, those of the next item while the sums of this one are made ready.
+            here = at_pass(locate(item, across, ranges, lane), 0)
+            run = run_of(here, matrix, steps, first_step, apart)
+            put_note(notes, here, run, item, lane)
+            fetch_factor(b_scales, here, row_blocks, steps)
+            if ne_u32(steps, 0):
+                slots = load_slots(b, b_scales, place_of(run, lane))
+        ready = True
+        if AHEAD:
+            if ahead:
+                griddepcontrol_wait()
+                griddepcontrol_launch_dependents()
+                if GROUPED:
+                    ready = not has_changed(row_offsets, groups, rows, thread, ends)
+            ahead = False
+    mine = (items, first_step, batches, of_last)
+    put_facts(notes, mine, (across, apart, row_blocks, steps), lane, member)
+    turns = u32_of_i64(0)  # passes made of the item
+    phase = turns  # which note, and which place of sums, is this item's
+    goes_on = lt_u32(item, items)
+    while goes_on:
+        syncwarp(WARP)
+        facts = add_u32(notes, FACTS)
+        lane = unknown(lane, notes)
+        g = shr_u32(lane, 2)
+        note = add_u32(notes, mul_u32(phase, NOTE))
+        other_note = add_u32(notes, mul_u32(xor_u32(phase, 1), NOTE))
+        here = noted(note)
+        _, _, first, count, _, tile_row = here
         row0 = row_of_item(a_rows, g, count, first, tile_row, a_stride)
         row1 = row0
         if CHUNK == 16:
             row1 = row_of_item(a_rows, add_u32(g, 8), count, first, tile_row, a_stride)
-        run = run_of(here, matrix, steps, first_step)
-        following = min_u32(add_u32(item, beyond), sub_u32(items, 1))
-        if PASSES == 2:
-            following = select_u32(eq_u32(turns, 0), item, following)
-        following_here = at_pass(locate(following, across, ranges, lane), xor_u32(turns, 1))
-        after = run_of(following_here, matrix, steps, first_step)
-        c0 = (ZERO, ZERO, ZERO, ZERO)
-        c1 = c0
-        d0 = c0
-        d1 = c0
-        extreme = False
-        x = x_first
-        number = sub_u32(item, item)
-        batch = batches
-        while ne_u32(batch, 0):
+        x_first = shl_u32(ld_shared_u32(add_u32(facts, 4)), 6)
+        x_first = add_u32(x_first, shl_u32(and_u32(lane, 3), 3))
+        x = rows_from(row0, row1, i64_of_u32(x_first))
+        following = item_behind(notes, note, turns)
+        if lt_u32(following, ld_shared_u32(facts)):
+            across, apart, row_blocks, steps = ld_shared_v4_u32(add_u32(facts, 16))
+            first_step = ld_shared_u32(add_u32(facts, 4))
+            then = at_pass(locate(following, across, ranges, lane), xor_u32(turns, 1))
+            run = run_of(then, mul_u32(row_blocks, steps), steps, first_step, apart)
+            put_note(other_note, then, run, following, lane)
+            fetch_factor(b_scales, then, row_blocks, steps)
+        zeros = (ZERO, ZERO, ZERO, ZERO)
+        sums = (zeros, zeros, zeros, zeros, False)
+        batch, of_last = ld_shared_v2_u32(add_u32(facts, 8))
+        place = place_of(noted_run(note), lane)
+        while lt_u32(1, batch):
+            forward = steps_ahead(batch, of_last)
+            place = place_ahead(place, forward)
+            slots, sums = full_batch(a, a_scales, b, b_scales, x, slots, sums, place, depth)
+            x = rows_ahead(x, forward)
             batch = sub_u32(batch, 1)
-            more = ne_u32(batch, 0)
-            run = (
-                select_u32(more, add_u32(run[0], SLOTS), after[0]),
-                select_u32(more, run[1], after[1]),
-            )
-            if counts(number, 0, share):
-                some = rows_of_step(a, a_scales, row0, row1, x, depth)
-                extreme = extreme | some[4]
-                c0, c1 = add_step(q0, s0, some, c0, c1)
-                if STRIPES == 2:
-                    d0, d1 = add_step(r0, t0, some, d0, d1)
-            q0, s0, r0, t0 = load_stripes(b, b_scales, run, apart, last, 0, lane)
-            if counts(number, 1, share):
-                some = rows_of_step(a, a_scales, row0, row1, x + 64, depth)
-                extreme = extreme | some[4]
-                c0, c1 = add_step(q1, s1, some, c0, c1)
-                if STRIPES == 2:
-                    d0, d1 = add_step(r1, t1, some, d0, d1)
-            q1, s1, r1, t1 = load_stripes(b, b_scales, run, apart, last, 1, lane)
-            if SLOTS >= 3:
-                if counts(number, 2, share):
-                    some = rows_of_step(a, a_scales, row0, row1, x + 128, depth)
-                    extreme = extreme | some[4]
-                    c0, c1 = add_step(q2, s2, some, c0, c1)
-                    if STRIPES == 2:
-                        d0, d1 = add_step(r2, t2, some, d0, d1)
-                q2, s2, r2, t2 = load_stripes(b, b_scales, run, apart, last, 2, lane)
-            if SLOTS >= 4:
-                if counts(number, 3, share):
-                    some = rows_of_step(a, a_scales, row0, row1, x + 192, depth)
-                    extreme = extreme | some[4]
-                    c0, c1 = add_step(q3, s3, some, c0, c1)
-                    if STRIPES == 2:
-                        d0, d1 = add_step(r3, t3, some, d0, d1)
-                q3, s3, r3, t3 = load_stripes(b, b_scales, run, apart, last, 3, lane)
-            number = add_u32(number, SLOTS)
-            x += SLOTS * 64
+        if depth > 0:
+            syncwarp(WARP)
+            note = add_u32(notes, mul_u32(phase, NOTE))
+            other_note = add_u32(notes, mul_u32(xor_u32(phase, 1), NOTE))
+            goes_on = lt_u32(item_behind(notes, note, turns), ld_shared_u32(add_u32(notes, FACTS)))
+            if GROUPED:
+                lane = unknown(lane, notes)
+                g = shr_u32(lane, 2)
+            if goes_on:
+                then_at = place_of(noted_run(other_note), lane)
+                slots, sums = last_batch(
+                    a, a_scales, b, b_scales, x, slots, sums, then_at, depth, of_last
+                )
+            else:
+                sums = bare_batch(a, a_scales, x, slots, sums, depth, of_last)
+        rebase = ZERO
+        of_matrix = ZERO
+        note = add_u32(notes, mul_u32(phase, NOTE))
+        expert = noted_expert(note)
+        if expert >= 0:
+            row_blocks, steps = ld_shared_v2_u32(add_u32(notes, FACTS + 24))
+            records = matrix_records(i64_of_u32(row_blocks), i64_of_u32(steps))
+            rebase = factor_of_matrix(b_scales, expert * records)
+            of_matrix = decode_of_matrix(b_decode, expert)
+        c0, c1, d0, d1, extreme = sums
+        turn = add_u32(sums_at, mul_u32(phase, TEAM * sum_bytes()))
+        if GROUPED:
+            member = ld_shared_u32(add_u32(notes, AGAIN + 12))
+            index = add_u32(shl_u32(member, 5), lane)
         mine = add_u32(turn, mul_u32(member, sum_bytes()))
         pair = shl_u32(and_u32(lane, 3), 1)
         leave(mine, pair, g, c0)
@@ -620,26 +438,37 @@ def matmul_decode(
         meet(team)
         if may_be_extreme():
             extreme = some_flag(turn)
+        here = noted(note)
         factors = (alpha, alpha_number, a_decode, rebase, of_matrix)
         if OUTPUT != "codes":
             finish(to, (turn, turn), a_rows, factors, here, columns, index)
         elif PASSES == 1:
             finish_codes(to, codes, ranges, (turn, turn), a_rows, factors, here, columns, index)
         elif ne_u32(turns, 0):
+            expert, owner, first, count, block, tile_row = here
+            whole = (expert, owner, first, count, shr_u32(block, 1), tile_row)
+            other = add_u32(sums_at, mul_u32(xor_u32(phase, 1), TEAM * sum_bytes()))
             finish_codes(to, codes, ranges, (other, turn), a_rows, factors, whole, columns, index)
             meet(team)  # both places of sums have been read, and the next pass takes one
-        slowly = extreme | ((expert >= 0) & (rebase == ZERO))
-        again = or_u32(again, select_u32(slowly, select_u32(extreme, 3, 1), 0))
+        if extreme | ((here[0] >= 0) & (rebase == ZERO)):
+            put_again(notes, select_u32(extreme, 3, 1), lane)
+        goes_on = lt_u32(item_behind(notes, note, turns), ld_shared_u32(add_u32(notes, FACTS)))
         # The next item leaves its sums elsewhere; the one after it behind another barrier.
-        turn, other = other, turn
-        if PASSES == 1:
-            item = add_u32(item, beyond)
-        else:
-            item = add_u32(item, select_u32(eq_u32(turns, 0), 0, beyond))
+        phase = xor_u32(phase, 1)
+        if PASSES == 2:
             turns = xor_u32(turns, 1)
+    syncwarp(WARP)
+    again = ld_shared_u32(add_u32(notes, AGAIN))
     if ne_u32(again, 0):
         # What cannot be right is written again. Here, where no register is short.
+        items = ld_shared_u32(add_u32(notes, FACTS))
+        across = ld_shared_u32(add_u32(notes, FACTS + 16))
+        if GROUPED:
+            thread = unknown(thread, notes)
+            team = div_u32(shr_u32(thread, 5), TEAM)
+            index = sub_u32(thread, mul_u32(team, TEAM * 32))
         item = add_u32(mul_u32(u32_of_i64(cuda.blockIdx.x), WARPS // TEAM), team)
+        beyond = ld_shared_u32(add_u32(notes, AGAIN + 8))
         operands = (a, a_scales, b, b_scales, depth, a_stride)
         while lt_u32(item, items):
             here = locate(item, across, ranges, lane)
@@ -670,7 +499,7 @@ def matmul_decode(
 def shared_bytes(*, chunk: int, warps: int, stripes: int, groups: int | None) -> int:
     """Bytes of shared memory of a block; `groups` is None in a dense product."""
     table = 0 if groups is None else table_bytes(groups)
-    return table + 2 * warps * stripes * chunk * PITCH * 4
+    return table + 2 * warps * (stripes * chunk * PITCH * 4) + warps * NOTES
 
 
 #: Types of what a quantised result adds to the arguments: scales, decode scale, tile starts, tiles.
@@ -687,8 +516,9 @@ _HERE = {
     "WARPS": tuple(range(1, 17)),
     "TEAM": tuple(range(1, 17)),
     "STRIPES": (1, 2),
-    "SLOTS": (2, 3, 4),
+    "SLOTS": (1, 2, 3, 4),
     "PASSES": (1, 2),
+    "AHEAD": (True, False),
     "EVEN": (True, False),
     "WHOLE": (True, False),
     "THREADS": tuple(range(32, 513, 32)),
@@ -723,7 +553,7 @@ def variant(
         **{"ALPHA": "value", "DECODE_A": "none", "DECODE_B": "batch", "PAIR": "none"},
         **{"OFFSETS": "int32", "IDS": "none", "INDICES": "int32", "A_STARTS": "none"},
         **{"OUTPUT": "bfloat16", "GROUPED": True, "CHUNK": chunk, "WARPS": warps, "WHOLE": True},
-        **{"TEAM": warps, "STRIPES": 1, "SLOTS": 4, "EVEN": True, "PASSES": 1},
+        **{"TEAM": warps, "STRIPES": 1, "SLOTS": 4, "EVEN": True, "PASSES": 1, "AHEAD": False},
         **{"ELEMENT": "e2m1", "SCALE": "e8m0", "LAYOUT": "linear", "STARTS": "none"},
         **{"ROUNDING": "rceil", "UNIT": True},
         **{"THREADS": warps * 32, "BLOCKS_PER_SM": 32 // warps if chunk == 8 else 24 // warps},
@@ -735,9 +565,14 @@ def variant(
 CODES_VARIANT: dict = {"OUTPUT": "codes", "ELEMENT": "e4m3", "LAYOUT": "tcgen", "STARTS": "int32"}
 _NVFP4_CODES = CODES_VARIANT | {"ELEMENT": "e2m1", "SCALE": "e4m3", "STARTS": "none"}
 _QUANTIZED_A: dict = {"A_ELEMENT": "e4m3", "A_LAYOUT": "tcgen", "DECODE_A": "group", "IDS": "int32"}
+_SMALL_TEAMS: dict = {"AHEAD": True, "warps": 6, "TEAM": 3, "STRIPES": 2, "SLOTS": 3}
+_SMALL_BLOCKS: dict = {"AHEAD": True, "warps": 4, "STRIPES": 2, "SLOTS": 2, "GROUPED": False}
 VARIANTS = {
     "matmul_decode": (
-        variant(SLOTS=2, ARCHITECTURES=("sm_80", "sm_89", "sm_90a", "sm_100a")),
+        variant(ARCHITECTURES=("sm_80", "sm_89")),
+        variant(AHEAD=True, ARCHITECTURES=("sm_90a", "sm_100a")),
+        variant(**_SMALL_TEAMS, BLOCKS_PER_SM=4, ARCHITECTURES=("sm_90a",)),
+        variant(**_SMALL_BLOCKS, BLOCKS_PER_SM=7, ARCHITECTURES=("sm_90a",)),
         variant(SLOTS=2, BLOCKS_PER_SM=3),
         variant("nvfp4", chunk=16, STRIPES=2, SLOTS=2, TEAM=4, BLOCKS_PER_SM=2),
         variant("mxfp8_e4m3", GROUPED=False, DECODE_B="scalar", SLOTS=2, BLOCKS_PER_SM=3),

@@ -10,8 +10,12 @@ instead, an entry's fourth word is the range's, since the next one does not begi
 A range of n rows has ceil(n / CHUNK) chunks of the same size, a multiple of 8 rows, the last of
 which may be smaller.
 
+A kernel may make the table AHEAD, before the kernels that it waits for have ended, if it asks
+:func:`has_changed` when they have. Offsets are then read past the first level cache, which would
+keep what was there before.
+
 Constraint: rows below 2^31. Compile-time constants: OFFSETS; CHUNK, rows; THREADS,
-of a block.
+of a block; AHEAD.
 """
 
 from __future__ import annotations
@@ -24,6 +28,7 @@ from ..ptx.arith import (
     and_u32,
     div_u32,
     eq_u32,
+    i64_of_i32,
     i64_of_u32,
     le_u32,
     lt_u32,
@@ -37,7 +42,7 @@ from ..ptx.arith import (
     sub_u32,
     u32_of_i64,
 )
-from ..ptx.memory import ld_shared_u32, st_shared_u32
+from ..ptx.memory import ld_relaxed_u32, ld_shared_u32, st_shared_u32
 from ..ptx.warp import ballot, shfl_up_u32, syncwarp
 from .grouped_pieces import sum_of_lanes_up_to
 from .groups import counted, load_count, load_index
@@ -45,6 +50,7 @@ from .groups import counted, load_count, load_index
 OFFSETS = "int32"
 CHUNK = 8
 THREADS = 256
+AHEAD = False
 
 WARP = 0xFFFFFFFF
 ENTRY = 16
@@ -77,7 +83,40 @@ def make_table(row_offsets, groups, rows, table, scratch, thread):
     if counted():
         make_table_of_counts(row_offsets, groups, rows, table, thread)
     else:
-        make_table_of_ranges(row_offsets, groups, rows, table, scratch, thread)
+        ends = ends_of_thread(row_offsets, groups, thread)
+        make_table_of_ranges(row_offsets, groups, rows, table, scratch, thread, ends)
+
+
+def load_offset(row_offsets, i):
+    """An offset, 64 bits wide."""
+    if not AHEAD:
+        return load_index(row_offsets, i, OFFSETS)
+    elif OFFSETS == "int32":
+        return i64_of_i32(ld_relaxed_u32(row_offsets, i * 4))
+    elif OFFSETS == "uint32":
+        return i64_of_u32(ld_relaxed_u32(row_offsets, i * 4))
+    else:
+        low = i64_of_u32(ld_relaxed_u32(row_offsets, i * 8))
+        return low + (i64_of_i32(ld_relaxed_u32(row_offsets, i * 8 + 4)) << 32)
+
+
+def ends_of_thread(row_offsets, groups, thread):
+    """Where the range of a thread's number begins and ends; 0 where there is none."""
+    start = groups - groups
+    stop = start
+    if groups <= THREADS and i64_of_u32(thread) < groups:
+        start = load_offset(row_offsets, i64_of_u32(thread))
+        stop = load_offset(row_offsets, i64_of_u32(thread) + 1)
+    return start, stop
+
+
+def has_changed(row_offsets, groups, rows, thread, ends):
+    """Whether a table that was made of `ends` may be another one; all threads of the block ask."""
+    start, stop = ends_of_thread(row_offsets, groups, thread)
+    same = groups <= THREADS and start == ends[0] and stop == ends[1]
+    # Of wrong offsets others than these were read.
+    same = same and start >= 0 and start <= stop and stop <= rows
+    return cuda.syncthreads_or(np.int32(not same)) != 0
 
 
 def make_table_of_counts(row_counts, groups, rows, table, thread):
@@ -129,8 +168,8 @@ def length_of_range(entry, start):
         return sub_u32(ld_shared_u32(add_u32(entry, ENTRY)), start)
 
 
-def make_table_of_ranges(row_offsets, groups, rows, table, scratch, thread):
-    """:func:`make_table` with offsets."""
+def make_table_of_ranges(row_offsets, groups, rows, table, scratch, thread, ends):
+    """:func:`make_table` with offsets; `ends` are those of :func:`ends_of_thread`."""
     wrong = True
     if groups <= THREADS:
         # A range for each thread; where offsets are as they should be, that is all.
@@ -141,8 +180,7 @@ def make_table_of_ranges(row_offsets, groups, rows, table, scratch, thread):
         wrong = False
         inside = lt_u32(thread, all_groups)
         if inside:
-            start = load_index(row_offsets, i64_of_u32(thread), OFFSETS)
-            stop = load_index(row_offsets, i64_of_u32(thread) + 1, OFFSETS)
+            start, stop = ends
             wrong = start < 0 or start > stop or stop > rows
             low = u32_of_i64(start)
             high = u32_of_i64(stop)
@@ -176,7 +214,7 @@ def make_table_of_ranges(row_offsets, groups, rows, table, scratch, thread):
     if wrong:
         i = i64_of_u32(thread)
         while i <= groups:
-            offset = min(max(load_index(row_offsets, i, OFFSETS), 0), rows)
+            offset = min(max(load_offset(row_offsets, i), 0), rows)
             st_shared_u32(add_u32(table, u32_of_i64(i * ENTRY)), u32_of_i64(offset))
             i += THREADS
         cuda.syncthreads()

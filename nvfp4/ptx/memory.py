@@ -309,6 +309,20 @@ _stores(st_global_v2_u32, "u32", 2)
 _stores(st_global_v4_u32, "u32", 4)
 
 
+@instruction("void(ptr, i64)")
+def prefetch_l2(pointer, index):
+    """Bring the 128 bytes around an element to the second level cache, where all see all writes.
+
+    A hint: nothing is read, and the address may be any.
+    """
+
+
+@prefetch_l2.lowering(memory=True)
+def _prefetch_l2(builder, ir, arguments):
+    address = lower.global_address(builder, ir, *arguments)
+    lower.perform(builder, ir, "prefetch.global.L2 [$0];", [address])
+
+
 # Synchronisation through global memory -----------------------------------------------------------
 
 

@@ -44,6 +44,7 @@ MNEMONICS = {
     "f16x2_of_f32": "cvt.rn.f16x2.f32",
     "ld_global_v4_u32": "ld.global.nc.L1::no_allocate.L2::256B.v4.u32",
     "st_global_v4_u32": "st.global.L1::evict_first.v4.u32",
+    "prefetch_l2": "prefetch.global.L2",
     "ld_acquire_u32": "ld.acquire.gpu.global.u32",
     "st_release_u32": "st.release.gpu.global.u32",
     "atom_add_global_u32": "atom.relaxed.gpu.global.add.u32",

@@ -74,6 +74,20 @@ def test_addresses_reach_the_same_bytes():
     assert data[8:12].tolist() == words(16)[7:3:-1].tolist()
 
 
+def test_a_prefetch_reads_nothing_and_may_be_of_what_others_write():
+    data = np.zeros(32, np.uint32)
+
+    def body(p):
+        memory.prefetch_l2(p, 1 << 40)
+        if warp.lane_id() == 0:
+            memory.st_global_u32(p, 0, 7, "")
+        else:
+            memory.prefetch_l2(p, 0)
+
+    run(body, GlobalPointer(data, "u32"), threads=2)
+    assert data.tolist() == [7] + 31 * [0]
+
+
 @pytest.mark.parametrize("nbytes, index", [(8, 1), (16, 2)])
 def test_an_address_that_is_no_multiple_of_the_access_is_an_error(nbytes, index):
     load = memory.ld_global_v2_u32 if nbytes == 8 else memory.ld_global_v4_u32
