@@ -89,7 +89,9 @@ def decode(
         "STRIPES": cut.stripes,
         "SLOTS": cut.slots,
         "PASSES": passes(constants),
-        "AHEAD": AHEAD and capability(arch) >= (9, 0) and _may_begin(constants, groups),
+        "AHEAD": AHEAD
+        and capability(arch) >= (9, 0)
+        and _may_begin(constants, groups, 32 * cut.warps),
         "EVEN": steps % (cut.team * cut.slots) == 0,
         "WHOLE": depth % 64 == 0,
         "THREADS": 32 * cut.warps,
@@ -115,12 +117,13 @@ def decode(
     )
 
 
-def _may_begin(constants: Mapping[str, Any], groups: int | None) -> bool:
+def _may_begin(constants: Mapping[str, Any], groups: int | None, threads: int) -> bool:
     """Whether all that says where weights are is known, or looked at again, at the beginning."""
     if groups is None:
         return True
     names = ("IDS", "A_STARTS")
-    return all(constants[n] == "none" for n in names) and "counts" not in constants["OFFSETS"]
+    known = all(constants[n] == "none" for n in names) and "counts" not in constants["OFFSETS"]
+    return known and groups <= threads  # a thread looks at its range again
 
 
 def shared_of_processor(arch: str) -> int:
@@ -465,7 +468,7 @@ def tile(
 
 def chunks_of(rows: int, chunk: int, groups: int | None) -> int:
     """Chunks of all ranges, where rows go to them at random."""
-    if groups is None:
+    if not groups:
         return ceil_div(rows, chunk)
     hit = groups * (1 - (1 - 1 / groups) ** rows)
     return max(1, min(rows, math.ceil(max(hit, rows / chunk + hit / 2))))
