@@ -78,6 +78,8 @@ def decode(
     if capability(arch)[0] >= 12:
         # Its code needs a few registers more: with four blocks some were spilled.
         cut = cut._replace(resident=max(1, cut.resident - 1))
+    if capability(arch)[0] == 10 and cut.stripes == 2 and choice is None:
+        cut = cut._replace(slots=min(cut.slots, 2))  # of three some were spilled, in the loop
     steps = ceil_div(depth, 64)
     # The last steps of a run are read together, and with fewer some that were read before.
     cut = cut._replace(slots=max(1, min(cut.slots, steps // cut.team)))
