@@ -408,7 +408,9 @@ def _grouped_rows(
     resident = 12 if threads_pieces == 1 else 10
     if constants["INPUT"] == "float32":
         resident = 8
-    elif capability(arch)[0] == 9 and encode != "row" and groups <= 256:
+    elif groups > 256:
+        resident -= 2
+    elif capability(arch)[0] == 9 and encode != "row":
         resident = 12
     program = GROUPED_ROWS.program(
         **constants,
