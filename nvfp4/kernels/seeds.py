@@ -21,7 +21,7 @@ __all__ = ["SEEDS"]
 
 _NVFP4 = {"ELEMENT": "e2m1", "SCALE": "e4m3", "ROUNDING": "rceil", "UNIT": False}
 _MXFP4_EVEN = {"ELEMENT": "e2m1", "SCALE": "e8m0", "ROUNDING": "even", "UNIT": True}
-_ROWS = {"INPUT": "bfloat16", "ALIGNED": True, "ROWS": 1, "STACK": True, "BLOCKS_PER_SM": 16}
+_ROWS = {"INPUT": "bfloat16", "ALIGNED": True, "ROWS": 1, "STACK": False, "BLOCKS_PER_SM": 16}
 _PRODUCT = {
     **{"INPUT": "bfloat16", "ALIGNED": True, "ALPHA": "value", "PAIR": "none"},
     **{"DECODE_A": "scalar", "DECODE_B": "scalar", "ROUNDING": "rceil", "UNIT": True},
