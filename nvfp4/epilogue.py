@@ -170,7 +170,8 @@ def _global_names(function: FunctionType) -> set[str]:
 
 def _names(function: FunctionType) -> set[str]:
     """Names in a function's code that may be globals."""
-    codes, names = [function.__code__], set()
+    codes = [function.__code__]
+    names: set[str] = set()
     while codes:
         code = codes.pop()
         names |= _variables(code)

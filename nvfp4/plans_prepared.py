@@ -164,7 +164,7 @@ MANY_ROWS_DENSE = (42, 196)
 MOST_TOKENS = (160, 160)
 #: The same by elements of a quantised A, which is made bfloat16 on the way; without block scales.
 MOST_TOKENS_QUANTIZED = (64, 40)
-MOST_TOKENS_ROWS = 128
+MOST_TOKENS_ROWS = (128, 112)
 #: The same where the result is quantised; the second of weights of eight bits or a quantised A.
 MOST_TOKENS_CODES = (160, 96)
 #: The same where blocks share the depth: their sums take 1 KiB a row, where the ring was.
@@ -250,8 +250,8 @@ def prefill(
     halves = constants["PAIR"] == "halves"
     narrow = constants.get("COMPUTE") == "fp8"
     copied = narrow or constants["A_ELEMENT"] == "none"
-    if constants["A_SCALE"] == "none" and not narrow:
-        most = MOST_TOKENS_ROWS
+    if constants["A_SCALE"] == "none":
+        most = MOST_TOKENS_ROWS[not narrow]
     elif copied:
         most = MOST_TOKENS[constants["B_ELEMENT"] != "e2m1"]
     else:

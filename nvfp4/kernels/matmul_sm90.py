@@ -605,18 +605,18 @@ def consume(
             sum0, sum1 = sums_of_cluster(ring, acc0, acc1, rank, thread)
             where = (base, group, inner, lane)
             mine = part_of_item(here, rank)
-            store_plainly(to, sum0, sum1, a_rows, factors, mine, columns, where, 0)
+            store_plainly(to, sum0, sum1, a_rows, factors, mine, columns, where, 0, 0)
             if tile_rows() > 64:
-                store_plainly(to, sum0, sum1, a_rows, factors, mine, columns, where, 64)
+                store_plainly(to, sum0, sum1, a_rows, factors, mine, columns, where, 1, 64)
             cluster_arrive()
             cluster_wait()
         elif is_plain():
             where = (base, group, inner, lane)
-            store_plainly(to, acc0, acc1, a_rows, factors, here, columns, where, 0)
+            store_plainly(to, acc0, acc1, a_rows, factors, here, columns, where, 0, 0)
             if CHUNK > 64:
-                store_plainly(to, acc0, acc1, a_rows, factors, here, columns, where, 64)
+                store_plainly(to, acc0, acc1, a_rows, factors, here, columns, where, 1, 64)
             if CHUNK > 128:
-                store_plainly(to, acc0, acc1, a_rows, factors, here, columns, where, 128)
+                store_plainly(to, acc0, acc1, a_rows, factors, here, columns, where, 2, 128)
         else:
             where = (base, corner, group, index, lane)
             to_codes = (codes, ranges)

@@ -58,7 +58,7 @@ def load_row(address, row, row_bytes, at, width):
         return words
 
 
-def load_turn(address, row, row_bytes, sub, turn: str, at, width):
+def load_turn(address, row, row_bytes, sub, turn, at, width):
     """What a lane loads in a turn."""
     source = shfl_idx_u32(WARP, row, add_u32(sub, turn * 8))
     return load_row(address, source, row_bytes, at, width)
@@ -77,7 +77,7 @@ def load_rows(address, row, row_bytes, sub, at, width):
     return w0, w1, w2, w3
 
 
-def store_turn(place, turn: str, words, number):
+def store_turn(place, turn, words, number):
     """Store what was loaded in a turn, if the tile has these rows; `number` is the first one's."""
     if CHUNK >= turn * 32 + 32 or lt_u32(number, CHUNK - turn * 32):
         words = in_order_of_bytes(words)

@@ -133,7 +133,7 @@ def is_known(here, source, inside):
         return lt_u32(shfl_idx_u32(WARP, source, inside), NONE)
 
 
-def put_eight(out, here, inside, source, first: str, column, columns, words):
+def put_eight(out, here, inside, source, first, column, columns, words):
     """Store what a lane has of row `inside` of 32, if the tile has the row; it lies well."""
     known = is_known(here, source, inside)
     local = add_u32(inside, first)
@@ -168,8 +168,9 @@ def factor_of_source(scalars, here, source):
     return factor
 
 
-def store_plainly(to, acc0, acc1, a_rows, factors, here, columns, where, first: str):
-    """Store 64 rows of the tile, from `first` on, those that it has."""
+def store_plainly(to, acc0, acc1, a_rows, factors, here, columns, where, part, begin: str):
+    """Store 64 rows of the tile, those that it has: `part` is 0, 1 or 2, `begin` 64 times that."""
+    first = 64 * part
     base, group, inner, lane = where
     alpha, alpha_number, a_decode, rebase, of_matrix = factors
     scalars = (alpha, alpha_number, a_decode)
@@ -183,18 +184,18 @@ def store_plainly(to, acc0, acc1, a_rows, factors, here, columns, where, first: 
             st_shared_f32(add_u32(at, 32 * PITCH), factor_of_source(scalars, here, source1))
         elif here[0] >= 0:
             factor = factor_of_source(scalars, here, u32_of_i64(0))  # that of all rows
-        begin = add_u32(shl_u32(here[4], 8), shl_u32(group, 7))
-        mine = i64_of_u32(add_u32(begin, add_u32(shl_u32(inner, 4), shr_u32(lane, 2))))
+        left = add_u32(shl_u32(here[4], 8), shl_u32(group, 7))
+        mine = i64_of_u32(add_u32(left, add_u32(shl_u32(inner, 4), shr_u32(lane, 2))))
         low0, high0 = factors_of_columns(to, here, columns, mine, factor, of_matrix)
         at = add_u32(base, place_of_lane(inner, lane))
         bar_sync(add_u32(group, 1), 128)
-        put_rows(at, acc0, rebase, low0, high0, add_u32(base, FACTOR), first)
+        put_rows(at, acc0, rebase, low0, high0, add_u32(base, FACTOR), begin)
         low1, high1 = factors_of_columns(to, here, columns, mine + 64, factor, of_matrix)
-        put_rows(add_u32(at, 128), acc1, rebase, low1, high1, add_u32(base, FACTOR), first)
+        put_rows(add_u32(at, 128), acc1, rebase, low1, high1, add_u32(base, FACTOR), begin)
         bar_sync(add_u32(group, 1), 128)
         # A lane has eight columns, sixteen lanes a row; a warp has two rows of every eight.
         eight = shl_u32(and_u32(lane, 15), 3)
-        column = i64_of_u32(add_u32(begin, eight))
+        column = i64_of_u32(add_u32(left, eight))
         row = add_u32(shl_u32(inner, 1), shr_u32(lane, 4))
         base = add_u32(add_u32(base, mul_u32(row, PITCH)), shl_u32(eight, 1))
         store_rows(to[0], base, row, source0, here, column, columns, first, 0)
@@ -202,7 +203,7 @@ def store_plainly(to, acc0, acc1, a_rows, factors, here, columns, where, first: 
             store_rows(to[0], base, row, source1, here, column, columns, first, 32)
 
 
-def store_rows(out, base, row, source, here, column, columns, first: str, part: str):
+def store_rows(out, base, row, source, here, column, columns, first, part):
     """Store a lane's share of 32 rows: of each eight that the tile has, that of number `row`."""
     left = tile_rows() - first - part
     base = add_u32(base, part * PITCH)

@@ -43,7 +43,7 @@ COPYING_WARPS = 2
 ROW_BYTES = 128
 
 
-def row_of_lane(a_rows, here, mine, lane, part: str):
+def row_of_lane(a_rows, here, mine, lane, part):
     """The row of A of an item that a lane has of its warp's 32 of these 64 of the tile.
 
     A warp copies four rows at a time, of every eight; lanes 4i to 4i + 3 have those of copy i.
@@ -55,10 +55,11 @@ def row_of_lane(a_rows, here, mine, lane, part: str):
 
 def copy_part(place, address, row, row_bytes, sub, size, part: str):
     """Copy what a lane has of 64 rows, those that the tile has."""
-    for i in range(min(8, CHUNK // 8 - 8 * part)):
+    for i in range(min(8, CHUNK // 8 - 8 * part)):  # type: ignore[operator]
         source = shfl_idx_u32(WARP, row, add_u32(sub, 4 * i))
         at = address + i64_of_u32(source) * row_bytes
-        cp_async_16(add_u32(place, (64 * part + 8 * i) * ROW_BYTES), at, size)
+        under = (64 * part + 8 * i) * ROW_BYTES  # type: ignore[operator]
+        cp_async_16(add_u32(place, under), at, size)
 
 
 def copy_rows(

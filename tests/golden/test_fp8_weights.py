@@ -46,16 +46,16 @@ def e4m3_bytes(codes, scales):
             record = scales[16 + (r * across + s) * 32 :][:32].tobytes()
             for lane in range(32):
                 g, t = divmod(lane, 4)
-                for j in range(4):
-                    for i, both in enumerate(prepared.registers_of_step(stripe, lane, j, MXFP4)):
-                        upper, pair, half = i % 2, i // 2, j // 2
+                for w in range(4):
+                    for i, both in enumerate(prepared.registers_of_word(stripe, lane, w, MXFP4)):
+                        upper, half = i % 2, i // 2
                         byte = prepared.scale_byte(record, g, t, upper, half, MXFP4)
                         scale = prepared.bfloat16((byte << 7) - (less & 0xFFFF))
                         for odd in (0, 1):
                             product = prepared.bfloat16(both[odd]) * scale
                             bits = int(product.view(np.uint16))
                             assert bits & 0x780F == 0, "no e4m3 value"
-                            column = 64 * s + 32 * half + 8 * t + 4 * (j % 2) + 2 * pair + odd
+                            column = 64 * s + 32 * half + 8 * t + 2 * w + odd
                             out[16 * r + g + 8 * upper, column] = (
                                 bits >> 8 & 0x80 | bits >> 4 & 0x7F
                             )
