@@ -155,11 +155,12 @@ def _check_pairs(constants: Mapping[str, Any], columns: int) -> None:
 
 
 #: Rows of a range, in the mean, from which on ``kernels.matmul_sm90`` is faster: where tiles of 16
-#: rows are at least so many for each multiprocessor. (Its blocks do not share the depth: with few
-#: tiles some multiprocessors have none.) Measured on an H200.
-MANY_ROWS = ((10, 4), (3, 14), (0, 24))
-#: The same of a dense product whose columns alone fill the card, and of one where they do not.
-MANY_ROWS_DENSE = (42, 196)
+#: rows are at least so many for each multiprocessor. (Its blocks do not share the depth of ranges:
+#: with few tiles some multiprocessors have none.) Measured on an H200.
+MANY_ROWS = ((10, 8), (3, 10), (0, 24))
+#: The same of a dense product whose columns alone fill the card, and of one where they do not:
+#: whose blocks may share the depth, and others.
+MANY_ROWS_DENSE = (17, 40, 128)
 #: Rows of a tile that registers allow, by weights: of four bits, of eight.
 MOST_TOKENS = (160, 160)
 #: The same by elements of a quantised A, which is made bfloat16 on the way; without block scales.
@@ -170,7 +171,10 @@ MOST_TOKENS_CODES = (160, 96)
 #: The same where blocks share the depth: their sums take 1 KiB a row, where the ring was.
 MOST_TOKENS_SPLIT = 128
 #: What sharing costs, in the unit of :func:`time_of_tile` for 128 steps: microseconds of an H200.
-TIME_OF_SPLIT = 3.0
+TIME_OF_SPLIT = 5.0
+#: Clusters that a card has at once, of its multiprocessors: those of a cluster are neighbours, and
+#: groups of neighbours are of 14 to 18, differently on each card.
+CLUSTERS = {2: 0.97, 4: 0.88, 8: 0.75}
 #: Rows of a tile up to which two blocks share a multiprocessor.
 TOKENS_OF_TWO = 32
 #: Bytes of 16 rows of the weights in a step of 64 columns: codes of four bits and of eight, scales
@@ -198,11 +202,13 @@ def invariant_team(columns: int, depth: int) -> int:
     return next(team for team in (8, 4, 2, 1) if team <= most and (team == 1 or steps >= 4 * team))
 
 
-def many_rows(*, rows: int, columns: int, groups: int | None, processors: int) -> int:
+def many_rows(
+    *, rows: int, columns: int, groups: int | None, processors: int, split: bool = True
+) -> int:
     """Rows of a range, in the mean, from which on ``kernels.matmul_sm90`` makes a product."""
     tiles = ceil_div(columns, 256)
     if groups is None:
-        return MANY_ROWS_DENSE[4 * tiles < 3 * processors]
+        return MANY_ROWS_DENSE[0 if 4 * tiles >= 3 * processors else 1 if split else 2]
     tiles *= min(rows, groups)
     return next(many for full, many in MANY_ROWS if tiles >= full * processors)
 
@@ -238,7 +244,10 @@ def prefill(
     _check_pairs(constants, columns)
     _check_groups(groups)
     mean = rows / (groups or 1)
-    many = many_rows(rows=rows, columns=columns, groups=groups, processors=processors)
+    many = many_rows(
+        **{"rows": rows, "columns": columns, "groups": groups, "processors": processors},
+        split=_may_split(constants),
+    )
     if choice is not None:
         many = 0 if choice.kernel == "sm90" else rows + 1
     if matrices is not None:
@@ -350,8 +359,8 @@ def split_of(rows: int, wide: int, steps: int, tokens: int, processors: int) -> 
     """
     rounds = ceil_div(ceil_div(rows, tokens) * wide, processors)
     best = (rounds * steps * time_of_tile(tokens) / 128, 1, tokens)
-    for split in (2, 4, 8):
-        for tiles in range(1, processors // (wide * split) + 1):
+    for split in CLUSTERS:
+        for tiles in range(1, int(CLUSTERS[split] * processors / split / wide) + 1):
             share = max(16, ceil_div(ceil_div(rows, tiles), 8 * split) * 8 * split)
             if share <= MOST_TOKENS_SPLIT and steps >= 4 * split:
                 time = ceil_div(steps, split) * time_of_tile(share) / 128 + TIME_OF_SPLIT
@@ -375,9 +384,14 @@ def tokens_of(
     costs = []
     for tiles in range(least, least + 8):
         tokens = max(16, min(most_tokens, ceil_div(math.ceil(most / tiles), 8) * 8))
-        rounds = ceil_div(tiles * across * (groups or 1), processors)
-        costs.append((rounds * time_of_tile(tokens), tiles, tokens))
-    return min(costs)[2]
+        # A range of the mean has fewer tiles, perhaps, than one of most rows.
+        of_range = (math.ceil(mean / tokens) + math.ceil(most / tokens)) / 2
+        rounds = of_range * across * (groups or 1) / processors
+        if groups is None or rounds < 6:
+            rounds = math.ceil(rounds)
+        costs.append((rounds * time_of_tile(tokens), tokens))
+    # Of those that cost about as much, the one of the most rows: weights are made less often.
+    return max(tokens for cost, tokens in costs if cost <= 1.03 * min(costs)[0])
 
 
 def time_of_tile(tokens: int) -> float:

@@ -218,9 +218,10 @@ def test_a_plain_matrix_is_written_again_by_one_block_of_a_cluster(
 def test_how_many_blocks_share_the_depth() -> None:
     """All that a card has at once, where it gains; none where tiles fill it."""
     split_of = plans_prepared.split_of
-    assert split_of(64, 32, 128, 16, 132) == (4, 64)
-    assert split_of(128, 32, 128, 32, 132) == (4, 128)
-    assert split_of(64, 16, 64, 16, 132) == (8, 64)
+    assert split_of(64, 32, 128, 16, 132) == (2, 32)
+    assert split_of(128, 32, 128, 32, 132) == (2, 64)
+    assert split_of(64, 16, 64, 16, 132) == (4, 64)
+    assert split_of(128, 16, 224, 32, 132) == (2, 32)
     assert split_of(128, 132, 128, 128, 132) == (1, 128)
     assert split_of(64, 32, 7, 16, 132) == (1, 16)
 
@@ -254,12 +255,12 @@ def test_results_are_zero_where_the_row_of_a_is_not_there(sm90: str) -> None:
 @pytest.mark.parametrize(
     "rows, columns, groups, kernel",
     [
-        # Dense: from 42 rows on if columns alone make tiles for three quarters of 132, else 196.
-        *((41, 99 * 256, None, "decode"), (42, 99 * 256, None, "sm90")),
-        *((195, 98 * 256, None, "decode"), (196, 98 * 256, None, "sm90")),
+        # Dense: from 17 rows on if columns alone make tiles for three quarters of 132, else 128.
+        *((16, 99 * 256, None, "decode"), (17, 99 * 256, None, "sm90")),
+        *((127, 98 * 256, None, "decode"), (128, 98 * 256, None, "sm90")),
         # Rows of a range, by tiles for each multiprocessor: ten and more, three and more, fewer.
-        *((4 * 128 - 1, 11 * 256, 128, "decode"), (4 * 128, 11 * 256, 128, "sm90")),
-        *((14 * 64 - 1, 7 * 256, 64, "decode"), (14 * 64, 7 * 256, 64, "sm90")),
+        *((8 * 128 - 1, 11 * 256, 128, "decode"), (8 * 128, 11 * 256, 128, "sm90")),
+        *((10 * 64 - 1, 7 * 256, 64, "decode"), (10 * 64, 7 * 256, 64, "sm90")),
         *((24 * 8 - 1, 16 * 256, 8, "decode"), (24 * 8, 16 * 256, 8, "sm90")),
     ],
 )
@@ -279,8 +280,10 @@ def test_which_kernel_makes_products_of_how_many_rows(
 def test_few_rows_of_many_ranges_have_no_more_tiles_than_rows() -> None:
     """Rows decide how many matrices are read, where they are fewer."""
     many: Any = plans_prepared.many_rows
-    assert many(rows=100, columns=1024, groups=1000, processors=132) == 14
-    assert many(rows=1000, columns=1024, groups=1000, processors=132) == 4
+    assert many(rows=100, columns=1024, groups=1000, processors=132) == 10
+    assert many(rows=1000, columns=1024, groups=1000, processors=132) == 8
+    assert many(rows=64, columns=8192, groups=None, processors=132) == 40
+    assert many(rows=64, columns=8192, groups=None, processors=132, split=False) == 128
 
 
 @pytest.mark.parametrize("groups", [None, 2048])
