@@ -8,7 +8,8 @@ results; a buffer that a call does not have is None.
 from __future__ import annotations
 
 import functools
-from typing import Any
+import importlib
+from typing import TYPE_CHECKING, Any
 
 from .architectures import capability
 from .formats import FORMATS, PREPARED, BlockFormat
@@ -21,13 +22,6 @@ from .kernels.quantize import AMAX, AMAX_CLEAR, AMAX_FINISH, QUANTIZE
 from .kernels.quantize_stream import QUANTIZE_STREAM
 from .launch import Launch
 from .layouts import TILE_BLOCKS, TILE_BYTES, TILE_ROWS, allocated_tiles
-from .plans_flashinfer import flashinfer_tile_starts, pad_offsets, swizzle, unswizzle
-from .plans_fused import fused_quantize, grouped_fused_quantize
-from .plans_prepare import dequantize_prepared, prepare_weights
-from .plans_products import grouped_matmul, matmul
-from .plans_rows import quantize_rows
-from .plans_seeds import seed_tile_starts
-from .plans_tma import grouped_quantize_tma, quantize_tma
 from .tiling import (
     MAX_YZ,
     ONE,
@@ -44,6 +38,14 @@ from .tiling import (
     index_constants,
     magic,
 )
+
+if TYPE_CHECKING:
+    from .plans_flashinfer import flashinfer_tile_starts, pad_offsets, swizzle, unswizzle
+    from .plans_fused import fused_quantize, grouped_fused_quantize
+    from .plans_prepare import prepare_weights
+    from .plans_products import grouped_matmul, matmul
+    from .plans_rows import quantize_rows
+    from .plans_seeds import seed_tile_starts
 
 __all__ = [
     "deinterleave_scales",
@@ -63,6 +65,27 @@ __all__ = [
     "swizzle",
     "unswizzle",
 ]
+
+#: Plans that are made elsewhere: a process whose first call is another one does not import their
+#: kernels, which takes longer than the call.
+_ELSEWHERE = {
+    **dict.fromkeys(
+        ("flashinfer_tile_starts", "pad_offsets", "swizzle", "unswizzle"), "plans_flashinfer"
+    ),
+    **dict.fromkeys(("fused_quantize", "grouped_fused_quantize"), "plans_fused"),
+    "prepare_weights": "plans_prepare",
+    **dict.fromkeys(("grouped_matmul", "matmul"), "plans_products"),
+    "quantize_rows": "plans_rows",
+    "seed_tile_starts": "plans_seeds",
+}
+
+
+def __getattr__(name: str) -> Any:
+    if name not in _ELSEWHERE:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    found = getattr(importlib.import_module(f".{_ELSEWHERE[name]}", __package__), name)
+    globals()[name] = found
+    return found
 
 
 def _padded_pieces(fmt: BlockFormat, columns: int, layout: str) -> int:
@@ -150,6 +173,8 @@ def quantize(
     if aligned and encode != "row_amax" and not reference:
         tma = None
         if _TMA:
+            from .plans_tma import quantize_tma
+
             tma = quantize_tma(arch, fmt, constants, args[:6], encode, _TMA, *shape)
         main = tma or _stream(arch, fmt, constants, args[:6], encode, *shape) or main
     if encode != "amax":
@@ -315,6 +340,8 @@ def grouped_quantize(
         facts = (input_rows, rows, groups, expert_limit(experts))
         sizes = (columns, row_stride * (4 if dtype == "float32" else 2), tiles or 0)
         if _TMA:
+            from .plans_tma import grouped_quantize_tma
+
             tma = grouped_quantize_tma(arch, fmt, constants, args[:10], encode, _TMA, facts, *sizes)
             if tma is not None:
                 return (tma,)
@@ -482,6 +509,8 @@ def dequantize(
         A grouped tensor of 2^32 rows or more.
     """
     if scale_layout == PREPARED:
+        from .plans_prepare import dequantize_prepared
+
         return dequantize_prepared(format, rows, columns, batches, dtype, decode, aligned)
     fmt = FORMATS[format]
     pieces = columns // PIECE

@@ -245,7 +245,10 @@ def prefill(
     _check_groups(groups)
     mean = rows / (groups or 1)
     many = many_rows(
-        **{"rows": rows, "columns": columns, "groups": groups, "processors": processors},
+        rows=rows,
+        columns=columns,
+        groups=groups,
+        processors=processors,
         split=_may_split(constants),
     )
     if choice is not None:
