@@ -169,7 +169,12 @@ def _reserved(shape: tuple[int, ...], kind: np.dtype[Any]) -> np.ndarray:
     size = math.prod(shape) * kind.itemsize
     # Pages that cannot be written cost the system nothing, so there may be more than it has.
     flags = mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS
-    pages = mmap.mmap(-1, max(size, 1), flags=flags, prot=mmap.PROT_READ)
+    try:
+        pages = mmap.mmap(-1, max(size, 1), flags=flags, prot=mmap.PROT_READ)
+    except (OSError, OverflowError) as error:
+        raise ValueError(
+            f"an array of shape {shape} of {kind} is larger than there are addresses for"
+        ) from error
     return np.frombuffer(pages, np.uint8, size).view(kind).reshape(shape)
 
 

@@ -48,7 +48,11 @@ def prepare_weights(b: QTensor, *, out: Any = None, stream: Any = None) -> QTens
     QTensor, of the format and shape of `b`
         Its ``scale_layout`` is "sm90": codes [ceil(N/16), ceil(K/64), 512 or 1024] and scales [16 +
         ceil(N/16) * ceil(K/64) * 1024/V], both after E if there is one; it has a decode scale of
-        its own. Saved as three arrays, it is made again by :meth:`QTensor.from_parts`.
+        its own. Saved as three arrays, it is made again by :meth:`QTensor.from_parts`, by the same
+        version of this package: the order of the bytes may change with it, and nothing in them
+        says which they are. Products read prepared weights before a kernel directly ahead in the
+        stream has ended, if it lets them begin; the kernels of this package that write weights do
+        not. Another kernel that writes them, by a programmatic launch, must not either.
 
     Raises
     ------

@@ -40,6 +40,7 @@ from ..ptx.arith import (
 from ..ptx.memory import (
     ld_global_u8,
     ld_global_u32,
+    membar_gl,
     red_max_global_u32,
     st_global_u32,
     st_global_v4_u32,
@@ -220,6 +221,7 @@ def prepare_finish(out_scales, decode_scale, out_decode_scale, batches, matrix_w
     while i < decodes:
         out_decode_scale[i] = decode_scale[i]
         i += threads
+    membar_gl()  # seen before the last thread leaves: products read weights early (D14)
 
 
 # Scales -------------------------------------------------------------------------------------------
@@ -404,6 +406,7 @@ def prepare(codes, scales, out_codes, out_scales, rows, columns, batches):
                 step += cuda.gridDim.x * cuda.blockDim.y
             stripe += cuda.gridDim.y
         batch += cuda.gridDim.z
+    membar_gl()  # as in prepare_finish
 
 
 _CONSTANTS = {
