@@ -739,7 +739,7 @@ _QUANTIZED |= {"A_STARTS": "int32"}
 
 SLOW_VARIANTS = {
     "matmul_sm90": (
-        variant(**_FP8, MATRICES="others"),
+        variant(tokens=112, **_FP8, MATRICES="others"),
         variant("nvfp4", 64, **{**_QUANTIZED, "A_ELEMENT": "e2m1", "A_SCALE": "e4m3"}),
         variant("mxfp4", 40, **_QUANTIZED, A_ELEMENT="e4m3", PAIR="interleaved"),
         variant("mxfp8_e4m3", 128),
