@@ -68,7 +68,7 @@ __all__ = [
 
 #: Plans that are made elsewhere: a process whose first call is another one does not import their
 #: kernels, which takes longer than the call.
-_ELSEWHERE = {
+_HOMES = {
     **dict.fromkeys(
         ("flashinfer_tile_starts", "pad_offsets", "swizzle", "unswizzle"), "plans_flashinfer"
     ),
@@ -81,9 +81,9 @@ _ELSEWHERE = {
 
 
 def __getattr__(name: str) -> Any:
-    if name not in _ELSEWHERE:
+    if name not in _HOMES:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    found = getattr(importlib.import_module(f".{_ELSEWHERE[name]}", __package__), name)
+    found = getattr(importlib.import_module(f".{_HOMES[name]}", __package__), name)
     globals()[name] = found
     return found
 

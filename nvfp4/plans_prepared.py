@@ -161,10 +161,11 @@ MANY_ROWS = ((10, 8), (3, 10), (0, 24))
 #: The same of a dense product whose columns alone fill the card, and of one where they do not:
 #: whose blocks may share the depth, and others.
 MANY_ROWS_DENSE = (17, 40, 128)
-#: Rows of a tile that registers allow, by weights: of four bits, of eight.
-MOST_TOKENS = (160, 160)
-#: The same by elements of a quantised A, which is made bfloat16 on the way; without block scales.
+#: Rows of a tile that registers allow.
+MOST_TOKENS = 160
+#: The same by elements of a quantised A, which is made bfloat16 on the way: of four bits, of eight.
 MOST_TOKENS_QUANTIZED = (64, 40)
+#: The same of rows without block scales: multiplied as they are, made bfloat16 on the way.
 MOST_TOKENS_ROWS = (128, 112)
 #: The same where the result is quantised; the second of weights of eight bits or a quantised A.
 MOST_TOKENS_CODES = (160, 96)
@@ -261,17 +262,9 @@ def prefill(
         return None
     halves = constants["PAIR"] == "halves"
     narrow = constants.get("COMPUTE") == "fp8"
-    copied = narrow or constants["A_ELEMENT"] == "none"
-    if constants["A_SCALE"] == "none":
-        most = MOST_TOKENS_ROWS[not narrow]
-    elif copied:
-        most = MOST_TOKENS[constants["B_ELEMENT"] != "e2m1"]
-    else:
-        most = MOST_TOKENS_QUANTIZED[constants["A_ELEMENT"] != "e2m1"]
+    made = constants["A_ELEMENT"] != "none" and not narrow  # rows, bfloat16 on the way
+    most = _most_tokens(constants, made)
     row = 64 if narrow else 128  # bytes of a row of A in a stage
-    if constants["OUTPUT"] == "codes":
-        short = constants["B_ELEMENT"] != "e2m1" or not copied
-        most = min(most, MOST_TOKENS_CODES[short])
     wide = ceil_div(columns // 2 if halves else columns, 128 if halves else 256)
     if choice is None:
         tokens = tokens_of(mean, groups, most, wide, processors)
@@ -284,14 +277,14 @@ def prefill(
     split = 1
     if groups is None and choice is None and matrices is None and _may_split(constants):
         split, tokens = split_of(rows, wide, ceil_div(depth, 64), tokens, processors)
-    two = copied and not narrow and tokens <= TOKENS_OF_TWO and split == 1
+    two = constants["A_ELEMENT"] == "none" and tokens <= TOKENS_OF_TWO and split == 1
     shared = functools.partial(
         shared_bytes_sm90, tokens=tokens, step=codes + record, groups=groups, row=row
     )
     room = SHARED // (2 if two else 1) - shared(stages=0)
     # A warp that makes rows has every fourth step, one that loads them every second: with fewer
     # stages it would be two turns of the ring ahead, which parities do not tell from none.
-    least = 2 if copied else PRODUCER_WARPS
+    least = PRODUCER_WARPS if made else 2
     if split > 1:  # sums of all of the tile, where the ring was
         least = ceil_div(tokens << 10, tokens * row + BLOCKS * (codes + record))
     stages = max(least, min(MOST_STAGES, room // (shared(stages=1) - shared(stages=0))))
@@ -346,6 +339,19 @@ def prefill(
         maps=maps,
         cluster=(split, 1, 1),
     )
+
+
+def _most_tokens(constants: Mapping[str, Any], made: bool) -> int:
+    """Rows of a tile that registers allow."""
+    if constants["A_SCALE"] == "none":
+        most = MOST_TOKENS_ROWS[made]
+    elif made:
+        most = MOST_TOKENS_QUANTIZED[constants["A_ELEMENT"] != "e2m1"]
+    else:
+        most = MOST_TOKENS
+    if constants["OUTPUT"] == "codes":
+        most = min(most, MOST_TOKENS_CODES[constants["B_ELEMENT"] != "e2m1" or made])
+    return most
 
 
 def _may_split(constants: Mapping[str, Any]) -> bool:

@@ -30,10 +30,10 @@ e4m3: see ``fp8_operands``. MATRICES says which matrices this launch is for: see
 
 Compile-time constants: those of ``matmul_decode`` that are not its own; COMPUTE, MATRICES; CHUNK,
 rows of A of a tile, a multiple of 8; HALF_TOKENS, half of it; STAGES of the ring, four or more
-where rows are made; BLOCKS_PER_SM, 2 where registers of
-small tiles allow it; SPLIT, blocks that share the depth of a tile (1: none do; else GROUPED is
-False, the result is plain, CHUNK is a multiple of 8 * SPLIT, and the grid has SPLIT blocks for each
-item); EPILOGUE, whether there is a function of the user's.
+where rows are made; BLOCKS_PER_SM, 2 where registers of small tiles allow it; EPILOGUE, whether
+there is a function of the user's; SPLIT, blocks that share the depth of a tile (1: none do; else
+GROUPED is False, the result is plain, CHUNK is a multiple of 8 * SPLIT, and the grid has SPLIT
+blocks for each item); SHARE, HALF_TOKENS / SPLIT; THREADS: see :func:`threads_of`.
 """
 
 from __future__ import annotations
@@ -296,9 +296,7 @@ def produce(maps, a, a_scales, a_rows, ranges, work, ring, barriers, row_blocks,
         if may_be_extreme():
             if extreme:
                 atom_max_shared_u32(flags, 1)
-    if made():
-        if lt_u32(mine, PRODUCER_WARPS):
-            bar_arrive(3, threads_with_flags())
+        bar_arrive(3, threads_with_flags())
     if SPLIT > 1:
         # Barriers of the cluster are of all its threads.
         syncwarp(WARP)
@@ -644,9 +642,13 @@ def consume(
 # Kernels -----------------------------------------------------------------------------------------
 
 
+#: Threads of the largest blocks.
+MOST_THREADS = 512
+
+
 def threads_of(a_element: str) -> int:
-    """Threads of a block."""
-    return 384 if a_element == "none" else 512
+    """Threads of a block: rows that are made, or put into order, take four warps more."""
+    return 384 if a_element == "none" else MOST_THREADS
 
 
 def shared_bytes(*, tokens: int, stages: int, step: int, groups: int | None, row: int = 128) -> int:
@@ -655,7 +657,7 @@ def shared_bytes(*, tokens: int, stages: int, step: int, groups: int | None, row
     `step` is the bytes of 16 rows of the weights in a step, codes and scales; `row` those of a row
     of A; `groups` is None in a dense product.
     """
-    table = 0 if groups is None else table_bytes(groups) + 8 * (512 // 32)
+    table = 0 if groups is None else table_bytes(groups) + 8 * (MOST_THREADS // 32)
     results = 4 * PIECE * PITCH
     return stages * (tokens * row + BLOCKS * step + 24) + results + 16 + table
 
