@@ -279,7 +279,12 @@ def prefill(
         split, tokens = split_of(rows, wide, ceil_div(depth, 64), tokens, processors)
     two = constants["A_ELEMENT"] == "none" and tokens <= TOKENS_OF_TWO and split == 1
     shared = functools.partial(
-        shared_bytes_sm90, tokens=tokens, step=codes + record, groups=groups, row=row
+        shared_bytes_sm90,
+        tokens=tokens,
+        step=codes + record,
+        groups=groups,
+        row=row,
+        plain=_is_plain(constants) and split == 1,
     )
     room = SHARED // (2 if two else 1) - shared(stages=0)
     # A warp that makes rows has every fourth step, one that loads them every second: with fewer
@@ -287,7 +292,9 @@ def prefill(
     least = PRODUCER_WARPS if made else 2
     if split > 1:  # sums of all of the tile, where the ring was
         least = ceil_div(tokens << 10, tokens * row + BLOCKS * (codes + record))
-    stages = max(least, min(MOST_STAGES, room // (shared(stages=1) - shared(stages=0))))
+    each = shared(stages=1) - shared(stages=0)
+    steps = 2 if _may_pair(constants, depth) and split == 1 and room // (2 * each) >= 3 else 1
+    stages = max(least, min(MOST_STAGES, room // each) // steps)
     own: dict[str, Any] = {
         "GROUPED": groups is not None,
         "CHUNK": tokens,
@@ -295,8 +302,9 @@ def prefill(
         "SPLIT": split,
         "SHARE": tokens // 2 // split,
         "STAGES": stages,
+        "STEPS": steps,
         "BLOCKS_PER_SM": 2 if two else 1,
-        "WHOLE": depth % 64 == 0,
+        "WHOLE": depth % (64 * steps) == 0,
         "THREADS": threads_of(constants["A_ELEMENT"]),
         "COMPUTE": constants.get("COMPUTE", "bfloat16"),
         "MATRICES": constants.get("MATRICES", "all"),
@@ -308,22 +316,23 @@ def prefill(
     program = kernel.program(**{name: given[name] for name in kernel.constants})
     chunks = min(ceil_div(rows, tokens) + (groups or 0), rows)
     items = max(1, chunks * wide)
-    steps, blocks = ceil_div(depth, 64), ceil_div(columns, 16)
-    extents = (steps, blocks, max(experts, 1))
+    all_steps, blocks = ceil_div(depth, 64), ceil_div(columns, 16)
+    extents = (all_steps, blocks, max(experts, 1))
     maps = (
         (
             "codes_map",
             MapOf(
                 *("b_codes", "u32", (codes // 4, *extents)),
-                *((codes, codes * steps, codes * steps * blocks), (codes // 4, 1, BOX, 1)),
+                (codes, codes * all_steps, codes * all_steps * blocks),
+                (codes // 4, steps, BOX, 1),
             ),
         ),
         (
             "records_map",
             MapOf(
                 *("b_scales", "u32", (record // 4, *extents)),
-                (record, record * steps, HEADER + record * steps * blocks),
-                (record // 4, 1, BOX, 1),
+                (record, record * all_steps, HEADER + record * all_steps * blocks),
+                (record // 4, steps, BOX, 1),
                 offset=HEADER,
             ),
         ),
@@ -333,7 +342,7 @@ def prefill(
         program,
         (blocks, 1, 1),
         (own["THREADS"], 1, 1),
-        shared(stages=stages),
+        shared(stages=steps * stages),
         ("codes_map", "records_map", *args),
         programmatic=True,
         maps=maps,
@@ -354,10 +363,20 @@ def _most_tokens(constants: Mapping[str, Any], made: bool) -> int:
     return most
 
 
+def _may_pair(constants: Mapping[str, Any], depth: int) -> bool:
+    """Whether a stage may have two steps: rows as they are, and no step more than there are."""
+    return constants["A_ELEMENT"] == "none" and (ceil_div(depth, 64) % 2 == 0 or depth > 1024)
+
+
 def _may_split(constants: Mapping[str, Any]) -> bool:
     """Whether blocks may share the depth of a tile: rows as they are, a result that is plain."""
+    return _is_plain(constants) and constants["A_ELEMENT"] == "none"
+
+
+def _is_plain(constants: Mapping[str, Any]) -> bool:
+    """Whether results are only scaled and rounded to 16 bits."""
     plain = constants["OUTPUT"] in ("bfloat16", "float16") and constants["EPILOGUE"] == "none"
-    return plain and constants["PAIR"] == "none" and constants["A_ELEMENT"] == "none"
+    return plain and constants["PAIR"] == "none"
 
 
 def split_of(rows: int, wide: int, steps: int, tokens: int, processors: int) -> tuple[int, int]:

@@ -30,7 +30,8 @@ e4m3: see ``fp8_operands``. MATRICES says which matrices this launch is for: see
 
 Compile-time constants: those of ``matmul_decode`` that are not its own; COMPUTE, MATRICES; CHUNK,
 rows of A of a tile, a multiple of 8; HALF_TOKENS, half of it; STAGES of the ring, four or more
-where rows are made; BLOCKS_PER_SM, 2 where registers of small tiles allow it; EPILOGUE, whether
+where rows are made; STEPS of a stage, 2 only where rows are copied and nobody shares the depth
+(WHOLE then says whether the depth is a multiple of 128); BLOCKS_PER_SM, 2 where registers of small tiles allow it; EPILOGUE, whether
 there is a function of the user's; SPLIT, blocks that share the depth of a tile (1: none do; else
 GROUPED is False, the result is plain, CHUNK is a multiple of 8 * SPLIT, and the grid has SPLIT
 blocks for each item); SHARE, HALF_TOKENS / SPLIT; THREADS: see :func:`threads_of`.
@@ -141,6 +142,7 @@ from .sm90_weights import (
     records_at,
     records_stage,
     rows_stage,
+    rows_step,
 )
 
 A_ELEMENT = "none"
@@ -155,6 +157,7 @@ GROUPED = True
 CHUNK = 128
 HALF_TOKENS = 64
 STAGES = 5
+STEPS = 1
 WHOLE = True
 COMPUTE = "bfloat16"
 MATRICES = "all"
@@ -170,7 +173,15 @@ WARP = 0xFFFFFFFF
 
 def barriers_at():
     """Where mbarriers are: full, empty and brought, of each stage; flags before them."""
-    return behind_stages() + 4 * piece_bytes() + 16
+    return behind_stages() + 2 * results_of_group() + 16
+
+
+def results_of_group():
+    """Bytes of a warpgroup's results: 32 rows of sums of its stripes, or 64 rows of the result."""
+    if is_plain() and tile_rows() <= PIECE:
+        return piece_bytes()
+    else:
+        return 2 * piece_bytes()
 
 
 def by_copies():
@@ -231,7 +242,7 @@ def relay(item, items, beyond, steps, brought, full, lane):
             fence_proxy_async_shared()
             mbarrier_arrive(add_u32(full, shl_u32(stage, 3)))
             stage, parity = next_stage(stage, parity)
-            step = add_u32(step, 1)
+            step = add_u32(step, STEPS)
         item = add_u32(item, beyond)
 
 
@@ -252,7 +263,7 @@ def bring_weights(maps, ranges, work, ring, full, empty, row_blocks, lane):
                 at = add_u32(first_step, step)
                 ask_for_weights(maps, here[0], here[4], row_blocks, at, ring, stage, full)
             stage, parity = next_stage(stage, parity)
-            step = add_u32(step, 1)
+            step = add_u32(step, STEPS)
         item = add_u32(item, beyond)
 
 
@@ -368,6 +379,15 @@ def factor_of_sums(b_scales, header):
         return factor_of_matrix(b_scales, header)
 
 
+def weights_of_step(at, record, less):
+    """A lane's codes of a step and what they are multiplied by, of both stripes."""
+    codes0 = codes_of_stage(at)
+    codes1 = codes_of_stage(add_u32(at, blocks_apart() * STEPS * step_bytes()))
+    scales0 = scales_of_stage(record, less)
+    scales1 = scales_of_stage(add_u32(record, blocks_apart() * STEPS * record_bytes()), less)
+    return codes0, codes1, scales0, scales1
+
+
 def multiply_steps(acc0, acc1, rings, steps, stage, parity, less, lane):
     """The products of an item's steps, of which the last ones may still be under way."""
     ring, code_ring, record_ring, full, empty = rings
@@ -377,11 +397,8 @@ def multiply_steps(acc0, acc1, rings, steps, stage, parity, less, lane):
     while lt_u32(step, steps):
         mbarrier_wait_parity(add_u32(full, shl_u32(stage, 3)), parity)
         at = add_u32(code_ring, mul_u32(stage, codes_stage()))
-        codes0 = codes_of_stage(at)
-        codes1 = codes_of_stage(add_u32(at, blocks_apart() * step_bytes()))
-        at = add_u32(record_ring, mul_u32(stage, records_stage()))
-        scales0 = scales_of_stage(at, less)
-        scales1 = scales_of_stage(add_u32(at, blocks_apart() * record_bytes()), less)
+        record = add_u32(record_ring, mul_u32(stage, records_stage()))
+        codes0, codes1, scales0, scales1 = weights_of_step(at, record, less)
         rows = descriptor_of_stage(add_u32(ring, mul_u32(stage, rows_stage())))
         acc0 = multiply(acc0, codes0, scales0, rows)
         # Up to now products of the step before may have been under way.
@@ -391,8 +408,14 @@ def multiply_steps(acc0, acc1, rings, steps, stage, parity, less, lane):
         started = True
         before = add_u32(empty, shl_u32(stage, 3))
         acc1 = multiply(acc1, codes1, scales1, rows)
+        if STEPS == 2:
+            at = add_u32(at, step_bytes())
+            record = add_u32(record, record_bytes())
+            codes0, codes1, scales0, scales1 = weights_of_step(at, record, less)
+            acc0 = multiply(acc0, codes0, scales0, rows + rows_step() // 16)
+            acc1 = multiply(acc1, codes1, scales1, rows + rows_step() // 16)
         stage, parity = next_stage(stage, parity)
-        step = add_u32(step, 1)
+        step = add_u32(step, STEPS)
     return acc0, acc1, stage, parity, before
 
 
@@ -556,7 +579,7 @@ def consume(
     t = and_u32(lane, 3)
     index = add_u32(shl_u32(inner, 5), lane)
     results = add_u32(ring, behind_stages())
-    base = add_u32(results, mul_u32(group, 2 * piece_bytes()))
+    base = add_u32(results, mul_u32(group, results_of_group()))
     corner = add_u32(mul_u32(shl_u32(t, 1), PITCH), shl_u32(add_u32(shl_u32(inner, 4), g), 2))
     corner = add_u32(base, corner)
     stage = sub_u32(warp, warp)
@@ -565,9 +588,9 @@ def consume(
     none = u32_of_i64(0)
     mine = block_of_stage(group, inner)
     code_ring = add_u32(ring, add_u32(codes_at(), shl_u32(lane, 4)))
-    code_ring = add_u32(code_ring, mul_u32(mine, step_bytes()))
+    code_ring = add_u32(code_ring, mul_u32(mine, STEPS * step_bytes()))
     record_ring = add_u32(ring, add_u32(records_at(), record_of_lane(lane)))
-    record_ring = add_u32(record_ring, mul_u32(mine, record_bytes()))
+    record_ring = add_u32(record_ring, mul_u32(mine, STEPS * record_bytes()))
     following = locate(min_u32(item, sub_u32(max_u32(items, 1), 1)), across, ranges, lane)
     while lt_u32(item, items):
         here = following
@@ -651,14 +674,23 @@ def threads_of(a_element: str) -> int:
     return 384 if a_element == "none" else MOST_THREADS
 
 
-def shared_bytes(*, tokens: int, stages: int, step: int, groups: int | None, row: int = 128) -> int:
+def shared_bytes(
+    *,
+    tokens: int,
+    stages: int,
+    step: int,
+    groups: int | None,
+    row: int = 128,
+    plain: bool = False,
+) -> int:
     """Bytes of shared memory of a block.
 
-    `step` is the bytes of 16 rows of the weights in a step, codes and scales; `row` those of a row
-    of A; `groups` is None in a dense product.
+    `stages` are of one step; `step` is the bytes of 16 rows of the weights in a step, codes and
+    scales; `row` those of a row of A; `groups` is None in a dense product; `plain` says whether
+    results are, and nobody shares a tile.
     """
     table = 0 if groups is None else table_bytes(groups) + 8 * (MOST_THREADS // 32)
-    results = 4 * PIECE * PITCH
+    results = (2 if plain and tokens <= PIECE else 4) * PIECE * PITCH
     return stages * (tokens * row + BLOCKS * step + 24) + results + 16 + table
 
 
@@ -674,6 +706,7 @@ _HERE = {
     "CHUNK": tuple(range(16, 161, 8)),
     "HALF_TOKENS": tuple(range(8, 81, 4)),
     "STAGES": tuple(range(2, 17)),
+    "STEPS": (1, 2),
     "WHOLE": (True, False),
     "THREADS": (384, 512),
     "A_SCALE": ("e4m3", "e8m0", "none"),
@@ -712,7 +745,7 @@ def variant(b: str = "mxfp4", tokens: int = 128, **more: object) -> dict:
         **{"OFFSETS": "int32", "IDS": "none", "INDICES": "int32", "A_STARTS": "none"},
         **{"OUTPUT": "bfloat16", "EPILOGUE": "none"},
         **{"GROUPED": True, "CHUNK": tokens, "HALF_TOKENS": tokens // 2},
-        **{"STAGES": 5, "WHOLE": True},
+        **{"STAGES": 5, "STEPS": 1, "WHOLE": True},
         **{"ELEMENT": "e2m1", "SCALE": "e8m0", "LAYOUT": "linear", "STARTS": "none"},
         **{"ROUNDING": "rceil", "UNIT": True},
         **{"COMPUTE": "bfloat16", "MATRICES": "all"},

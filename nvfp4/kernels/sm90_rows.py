@@ -9,8 +9,8 @@ none.
 No tensor map of A: activations lie elsewhere in every call, and maps are made once for an address
 and kept.
 
-Compile-time constants: CHUNK, rows of A of a tile, a multiple of 8, 192 at most; STAGES; WHOLE,
-whether the depth is a multiple of 64.
+Compile-time constants: CHUNK, rows of A of a tile, a multiple of 8, 192 at most; STAGES; STEPS of a
+stage, 1 or 2; WHOLE, whether the depth is a multiple of 64 * STEPS.
 """
 
 from __future__ import annotations
@@ -33,9 +33,10 @@ from ..ptx.memory import ptr_address
 from ..ptx.warp import shfl_idx_u32
 from .prepared_items import locate, row_to_copy
 from .rings import next_stage
-from .sm90_weights import rows_stage
+from .sm90_weights import rows_stage, rows_step
 
 CHUNK = 128
+STEPS = 1
 WHOLE = True
 
 WARP = 0xFFFFFFFF
@@ -53,20 +54,30 @@ def row_of_lane(a_rows, here, mine, lane, part):
     return row_to_copy(a_rows, here, number)
 
 
-def copy_part(place, address, row, row_bytes, sub, size, part: str):
+def copy_part(place, address, row, row_bytes, sub, size, size1, part: str):
     """Copy what a lane has of 64 rows, those that the tile has."""
     for i in range(min(8, CHUNK // 8 - 8 * part)):  # type: ignore[operator]
         source = shfl_idx_u32(WARP, row, add_u32(sub, 4 * i))
         at = address + i64_of_u32(source) * row_bytes
         under = (64 * part + 8 * i) * ROW_BYTES  # type: ignore[operator]
         cp_async_16(add_u32(place, under), at, size)
+        if STEPS == 2:
+            cp_async_16(add_u32(place, under + rows_step()), at + next_step(size1), size1)
+
+
+def next_step(size):
+    """Bytes from a lane's columns of a step to those of the next; none, where there are none."""
+    if WHOLE:
+        return 128
+    else:
+        return i64_of_u32(shl_u32(size, 3))
 
 
 def copy_rows(
     a, a_rows, ranges, item, items, beyond, across, row_bytes, depth, steps, first_step, ring,
     brought, empty, mine, lane,
 ):  # fmt: skip
-    """What a copying warp does, for steps from `first_step` on."""
+    """What a copying warp does, for `steps` steps from `first_step` on; with STEPS 2 it is 0."""
     address = ptr_address(a, 0)
     chunk = and_u32(lane, 7)
     sub = shr_u32(lane, 3)
@@ -88,19 +99,23 @@ def copy_rows(
             column = shl_u32(add_u32(first_step, step), 6)
             column = i64_of_u32(add_u32(column, shl_u32(chunk, 3)))
             size = u32_of_i64(16)
+            size1 = size
             if not WHOLE:
+                if STEPS == 2:
+                    if column + 64 >= depth:
+                        size1 = u32_of_i64(0)
                 if column >= depth:
                     column = 0
                     size = u32_of_i64(0)
             at = address + column * 2
             to = add_u32(place, mul_u32(stage, rows_stage()))
             mbarrier_wait_parity(add_u32(empty, shl_u32(stage, 3)), parity)
-            copy_part(to, at, row0, row_bytes, sub, size, 0)
+            copy_part(to, at, row0, row_bytes, sub, size, size1, 0)
             if CHUNK > 64:
-                copy_part(to, at, row1, row_bytes, sub, size, 1)
+                copy_part(to, at, row1, row_bytes, sub, size, size1, 1)
             if CHUNK > 128:
-                copy_part(to, at, row2, row_bytes, sub, size, 2)
+                copy_part(to, at, row2, row_bytes, sub, size, size1, 2)
             cp_async_arrive(add_u32(brought, shl_u32(stage, 3)))
             stage, parity = next_stage(stage, parity)
-            step = add_u32(step, 1)
+            step = add_u32(step, STEPS)
         item = add_u32(item, beyond)

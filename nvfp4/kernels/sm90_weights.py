@@ -1,11 +1,11 @@
 """Weights for ``matmul_sm90``: tensor copies of codes and scales to stages in shared memory.
 
-A stage has a step of 64 columns of 16 blocks of 16 rows of the weights, in two boxes of eight:
-those of the two consumer warpgroups or, with PAIR "halves", of gate and up. A map's dimensions are
-words of a step, steps, blocks of rows, matrices; what lies outside arrives as zero: zero codes with
-zero scales, of columns that there are not.
+A stage has STEPS steps of 64 columns of 16 blocks of 16 rows of the weights, a block's steps behind
+each other, in two boxes of eight blocks: those of the two consumer warpgroups or, with PAIR
+"halves", of gate and up. A map's dimensions are words of a step, steps, blocks of rows, matrices;
+what lies outside arrives as zero: zero codes with zero scales, of columns that there are not.
 
-Compile-time constants: B_ELEMENT, B_SCALE, PAIR, STAGES, and those that make rows' stages.
+Compile-time constants: B_ELEMENT, B_SCALE, PAIR, STAGES, STEPS, and those that make rows' stages.
 """
 
 from __future__ import annotations
@@ -20,28 +20,34 @@ PAIR = "none"
 COMPUTE = "bfloat16"
 CHUNK = 128
 STAGES = 5
+STEPS = 1
 
 #: Blocks of 16 rows of the weights in a stage, and in a box.
 BLOCKS = 16
 BOX = 8
 
 
-def rows_stage():
-    """Bytes of the rows of A of a stage: 64 columns of CHUNK rows."""
+def rows_step():
+    """Bytes of the rows of A of a step: 64 columns of CHUNK rows."""
     if COMPUTE == "fp8":
         return CHUNK * 64
     else:
         return CHUNK * 128
 
 
+def rows_stage():
+    """Bytes of the rows of A of a stage, one step's behind the other's."""
+    return STEPS * rows_step()
+
+
 def codes_stage():
     """Bytes of the codes of a stage."""
-    return BLOCKS * step_bytes()
+    return BLOCKS * STEPS * step_bytes()
 
 
 def records_stage():
     """Bytes of their scales."""
-    return BLOCKS * record_bytes()
+    return BLOCKS * STEPS * record_bytes()
 
 
 def codes_at():
