@@ -394,6 +394,7 @@ def _simulate(launches: Iterable[Launch], buffers: Mapping[str, Buffer], machine
             args,
             name=launch.program.label,
             cluster=launch.cluster,
+            launch_bounds=(launch.program.threads, launch.program.blocks_per_sm),
         )
 
 

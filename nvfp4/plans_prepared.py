@@ -284,7 +284,7 @@ def prefill(
         step=codes + record,
         groups=groups,
         row=row,
-        plain=_is_plain(constants) and split == 1,
+        results=min(64, tokens // split) if _is_plain(constants) else 64,
     )
     room = SHARED // (2 if two else 1) - shared(stages=0)
     # A warp that makes rows has every fourth step, one that loads them every second: with fewer

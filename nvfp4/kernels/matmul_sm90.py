@@ -127,7 +127,7 @@ from .schedule import chunk_count, make_table, table_bytes
 from .sm90_byte_rows import bring_byte_rows
 from .sm90_plain_results import store_plainly, tile_rows
 from .sm90_quantized_rows import PRODUCER_WARPS, make_rows
-from .sm90_results import PIECE, PITCH, leave_and_store, piece_bytes, repeat_slowly
+from .sm90_results import PIECE, PITCH, leave_and_store, repeat_slowly
 from .sm90_rows import COPYING_WARPS, copy_rows
 from .sm90_split import first_step_of, part_of_item, sums_of_cluster
 from .sm90_weights import (
@@ -178,10 +178,10 @@ def barriers_at():
 
 def results_of_group():
     """Bytes of a warpgroup's results: 32 rows of sums of its stripes, or 64 rows of the result."""
-    if is_plain() and tile_rows() <= PIECE:
-        return piece_bytes()
+    if is_plain():
+        return min(2 * PIECE, tile_rows()) * PITCH
     else:
-        return 2 * piece_bytes()
+        return 2 * PIECE * PITCH
 
 
 def by_copies():
@@ -675,23 +675,16 @@ def threads_of(a_element: str) -> int:
 
 
 def shared_bytes(
-    *,
-    tokens: int,
-    stages: int,
-    step: int,
-    groups: int | None,
-    row: int = 128,
-    plain: bool = False,
+    *, tokens: int, stages: int, step: int, groups: int | None, row: int = 128, results: int = 64
 ) -> int:
     """Bytes of shared memory of a block.
 
-    `stages` are of one step; `step` is the bytes of 16 rows of the weights in a step, codes and
-    scales; `row` those of a row of A; `groups` is None in a dense product; `plain` says whether
-    results are, and nobody shares a tile.
+    `stages` are those of one step; `step` is the bytes of 16 rows of the weights in a step, codes
+    and scales; `row` those of a row of A; `groups` is None in a dense product; `results` are rows
+    of results that are there at a time: 64, or all of a smaller tile, where they are plain.
     """
     table = 0 if groups is None else table_bytes(groups) + 8 * (MOST_THREADS // 32)
-    results = (2 if plain and tokens <= PIECE else 4) * PIECE * PITCH
-    return stages * (tokens * row + BLOCKS * step + 24) + results + 16 + table
+    return stages * (tokens * row + BLOCKS * step + 24) + 2 * results * PITCH + 16 + table
 
 
 _SHARED_WITH_NAIVE = (

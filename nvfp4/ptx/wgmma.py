@@ -467,7 +467,7 @@ def setmaxnreg_inc(count):
     By all warps of a warpgroup, in kernels with a launch bound (threads and blocks); sm_90a,
     sm_100a and their like.
     """
-    engines().setmaxnreg(thread(), count)
+    engines().setmaxnreg(thread(), "inc", count)
 
 
 @instruction(
@@ -475,4 +475,4 @@ def setmaxnreg_inc(count):
 )
 def setmaxnreg_dec(count):
     """Give back registers, down to `count` a thread; see :func:`setmaxnreg_inc`."""
-    engines().setmaxnreg(thread(), count)
+    engines().setmaxnreg(thread(), "dec", count)

@@ -44,6 +44,7 @@ from .mbarriers import (
     mbarrier_wait,
 )
 from .order import proxy_fence
+from .registers import setmaxnreg
 from .scaled_matrices import ldmatrix_e2m1, scaled_mma_resolver
 from .tcgen05 import (
     tcgen05_alloc,
@@ -57,7 +58,7 @@ from .tcgen05 import (
     tcgen05_wait_st,
 )
 from .tcgen05_products import tcgen05_commit, tcgen05_cp, tcgen05_mma
-from .warpgroups import setmaxnreg, wgmma, wgmma_commit, wgmma_fence, wgmma_values, wgmma_wait
+from .warpgroups import wgmma, wgmma_commit, wgmma_fence, wgmma_values, wgmma_wait
 
 __all__ = [
     "bulk_commit",

@@ -25,6 +25,7 @@ __all__ = [
     "NotAwaited",
     "OutOfBounds",
     "ReadOnlyWrite",
+    "RegisterPoolError",
     "TensorMemoryError",
     "Trap",
     "UnwrittenRead",
@@ -137,6 +138,10 @@ class WrongParity(MBarrierError):
 
 class TensorMemoryError(Finding):
     """Tensor memory that is not allocated, is given back twice or never, or lies crosswise."""
+
+
+class RegisterPoolError(Finding):
+    """A setmaxnreg the wrong way, without launch bounds, or not of all warps of a warpgroup."""
 
 
 class LaunchControlError(Finding):

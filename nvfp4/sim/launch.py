@@ -70,8 +70,10 @@ class Launch:
         args: Sequence[Any],
         name: str | None,
         cluster_size: int = 1,
+        launch_bounds: tuple[int, int] = (0, 0),
     ) -> None:
         self.machine = machine
+        self.launch_bounds = launch_bounds
         self.cluster_size = cluster_size
         self.grid_dim = grid_dim
         self.block_dim = block_dim

@@ -128,6 +128,7 @@ class Machine:
         *,
         name: str | None = None,
         cluster: Sequence[int] = (1, 1, 1),
+        launch_bounds: tuple[int, int] = (0, 0),
     ) -> None:
         """Run a kernel to its end.
 
@@ -145,6 +146,9 @@ class Machine:
             For messages; by default the function's.
         cluster
             Extents of a thread block cluster, in blocks: up to 8 beside each other.
+        launch_bounds
+            Threads of a block and blocks a multiprocessor that the kernel is compiled for (0: not
+            stated). ``setmaxnreg`` needs both.
 
         Raises
         ------
@@ -173,7 +177,15 @@ class Machine:
             raise RuntimeError("the simulated machine is running a kernel already")
         with self._free:  # threads of the host that share a machine take turns
             self.launch = Launch(
-                self, function, grid_dim, block_dim, shared_bytes, args, name, size
+                self,
+                function,
+                grid_dim,
+                block_dim,
+                shared_bytes,
+                args,
+                name,
+                size,
+                launch_bounds,
             )
             try:
                 with breakpoints():

@@ -305,11 +305,3 @@ def _rows(thread: Thread, which: str, descriptor: int, count: int) -> np.ndarray
         raise InvalidDescriptor(f"{text}, begins at {start:#x}: 32 bytes on, the swizzle atom ends")
     address = start + (row >> 3) * stride + (row & 7) * width + 16 * chunk
     return address ^ (address >> 3 & width - 16)
-
-
-def setmaxnreg(thread: Thread, count: int) -> None:
-    """Model of ``setmaxnreg``: its rule only."""
-    if not isinstance(count, int) or count % 8 or not 24 <= count <= 256:
-        raise InvalidOperand(
-            f"setmaxnreg: the number of registers is a multiple of 8 from 24 to 256; got {count}"
-        )

@@ -1096,7 +1096,8 @@ def run(row: Plant, schedule: Any, checks: Any = True) -> None:
     machine.spin_limit = 200
     arguments = [GlobalPointer(x, "u32", "x"), GlobalPointer(out, "u32", "out")]
     arguments.append(GlobalPointer(maps, "u64", "maps"))
-    machine.run(row.body, 1, row.block, row.shared, arguments)
+    bounds = row.block, 1
+    machine.run(row.body, 1, row.block, row.shared, arguments, launch_bounds=bounds)
 
 
 @pytest.fixture
