@@ -17,6 +17,7 @@ from nvfp4 import compile as compiler
 from nvfp4.architectures import ARCHITECTURES, architectures_of
 from nvfp4.kernels import KERNELS, variants
 from nvfp4.program import Program
+from nvfp4.sim.registers import at_launch
 
 FAST = ("sm_80", "sm_90a", "sm_100a", "sm_120a")
 #: Target -> what is built beside the same for sm_80 and sm_100a: conversions of fp8 in hardware,
@@ -67,6 +68,9 @@ class Gate:
         assert compiler.faults(binary, ptx) == ()
         threads = program.threads or 1
         assert binary.registers * threads <= 65536
+        if "setmaxnreg" in ptx:
+            # What the simulated machine takes for the registers that a block can share out.
+            assert binary.registers == at_launch(program.threads, program.blocks_per_sm)
         if writes_e2m1(program):
             # Blackwell converts to e2m1 in hardware; nothing before it can.
             native = compiler.capability(self.arch)[:2] >= (10, 0)
