@@ -16,6 +16,7 @@ from .arrays import Array, Spec, host
 from .formats import PREPARED, TENSOR_LAYOUTS, BlockFormat
 
 __all__ = [
+    "FLOATS",
     "OFFSET_DTYPES",
     "check_byte_dtype",
     "check_device",
@@ -33,6 +34,8 @@ __all__ = [
     "shape_of_codes",
 ]
 
+#: What is quantised, and what products are.
+FLOATS = ("float32", "float16", "bfloat16")
 OFFSET_DTYPES = ("int32", "int64", "uint32")
 
 

@@ -23,7 +23,6 @@ import hashlib
 import json
 import os
 import re
-import secrets
 import struct
 import sys
 import warnings
@@ -176,6 +175,8 @@ def _compilers_key() -> str:
 
 def _write(path: Path, data: bytes) -> None:
     """Write a whole file or none: under another name, then renamed."""
+    import secrets  # not needed by a process that only reads
+
     path.parent.mkdir(parents=True, exist_ok=True)
     partial = path.with_name(f".{path.name}.{os.getpid()}.{secrets.token_hex(8)}")
     # 0o666 and the user's umask: a cache that root fills in an image is read by another user.

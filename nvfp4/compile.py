@@ -7,7 +7,6 @@ no driver takes part, so every target can be built anywhere. A cache hit imports
 
 from __future__ import annotations
 
-import dataclasses
 import inspect as inspect_module
 import re
 import subprocess
@@ -112,7 +111,7 @@ def _compile(program: Program, arch: str, *, ptx: bool) -> tuple[Binary, str]:
             )
         raise
     binary = read_cubin(program.label, arch, cubin, log)
-    return dataclasses.replace(binary, compilers=toolchain.installed()), text
+    return binary._replace(compilers=toolchain.installed()), text
 
 
 def _link(ltoir: bytes, arch: str, target: str) -> tuple[bytes, str]:

@@ -10,7 +10,7 @@ from __future__ import annotations
 import re
 import struct
 from collections.abc import Iterator
-from dataclasses import dataclass
+from typing import NamedTuple
 
 from .architectures import capability
 
@@ -32,8 +32,7 @@ class CubinError(ValueError):
     """These bytes are not a cubin with one kernel in it."""
 
 
-@dataclass(frozen=True)
-class Binary:
+class Binary(NamedTuple):
     """One kernel's machine code for one target.
 
     Attributes
@@ -72,8 +71,7 @@ class Binary:
     compilers: tuple[tuple[str, str | None], ...] = ()
 
 
-@dataclass(frozen=True)
-class _Section:
+class _Section(NamedTuple):
     name: str
     offset: int
     size: int

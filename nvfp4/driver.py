@@ -14,13 +14,14 @@ import functools
 import sys
 import threading
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, field
 from types import ModuleType
-from typing import Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from .architectures import arch_of
-from .cubin import Binary
 from .errors import ToolchainError
+
+if TYPE_CHECKING:
+    from .cubin import Binary
 
 __all__ = [
     "DeviceInfo",
@@ -94,8 +95,7 @@ def check(result: tuple[Any, ...], what: str) -> Any:
 # --- devices --------------------------------------------------------------------------------------
 
 
-@dataclass(frozen=True)
-class DeviceInfo:
+class DeviceInfo(NamedTuple):
     """What plans and launches need to know of one GPU.
 
     Attributes
@@ -119,7 +119,7 @@ class DeviceInfo:
     cc: tuple[int, int]
     processors: int
     shared_bytes: int
-    context: Any = field(repr=False)
+    context: Any
 
     @property
     def arch(self) -> str:
@@ -227,7 +227,6 @@ def is_capturing(stream: int) -> bool:
 # --- kernels --------------------------------------------------------------------------------------
 
 
-@dataclass(eq=False)
 class LoadedKernel:
     """A kernel in the driver's hands.
 
@@ -239,11 +238,15 @@ class LoadedKernel:
         A ``CUfunction``, in fact a context-free ``CUkernel``.
     """
 
-    binary: Binary
-    handle: Any
-    _kernel: Any
-    _library: Any
-    _ready: dict[int, int] = field(default_factory=dict)
+    __slots__ = ("_kernel", "_library", "_ready", "binary", "handle")
+
+    def __init__(self, binary: Binary, handle: Any, kernel: Any, library: Any) -> None:
+        self.binary = binary
+        self.handle = handle
+        self._kernel = kernel
+        self._library = library
+        #: Device -> dynamic shared memory that a launch may ask for there.
+        self._ready: dict[int, int] = {}
 
 
 def load(binary: Binary) -> LoadedKernel:

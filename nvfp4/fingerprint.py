@@ -45,48 +45,10 @@ def source_key(program: Program, arch: str) -> str:
         64 hexadecimal digits.
     """
     digest = hashlib.sha256()
-    for part in _describe(program, arch):
+    for part in _Description().program(program, arch):
         digest.update(len(part).to_bytes(8, "little"))
         digest.update(part)
     return digest.hexdigest()
-
-
-def _describe(program: Program, arch: str) -> Iterator[bytes]:
-    kernel = program.kernel
-    yield _package_digest()
-    yield _value((arch, kernel.parameters, program.threads, program.blocks_per_sm))
-    yield _value(program.constants)
-    given = dict(program.functions)
-    fixed = {name for name, _ in program.constants} | given.keys()
-    seen: set[int] = set()
-    yield from _walk(kernel.body, fixed, seen, by_file=True)
-    for name in sorted(given):
-        yield name.encode()
-        # Names in a user's function are the user's, whatever the kernel's constants are called.
-        yield from _walk(given[name], set(), seen, by_file=False)
-
-
-def _walk(
-    function: FunctionType, fixed: set[str], seen: set[int], *, by_file: bool
-) -> Iterator[bytes]:
-    """Describe a function and, depth first, all that it uses."""
-    if id(function) in seen:
-        return
-    seen.add(id(function))
-    yield function.__qualname__.encode()
-    content = _file_digest(function.__code__.co_filename) if by_file else None
-    # A function without a file (typed into a prompt) is known by its code.
-    yield content if content is not None else _code(function.__code__)
-    yield _value(function.__defaults__)
-    yield _value(tuple(sorted((function.__kwdefaults__ or {}).items())))
-    for name, value in sorted(_program.used_values(function).items()):
-        if name in fixed:
-            continue
-        yield name.encode()
-        if isinstance(value, FunctionType):
-            yield from _walk(value, fixed, seen, by_file=by_file)
-        else:
-            yield _value(value)
 
 
 @functools.cache
@@ -110,63 +72,120 @@ def _file_digest(path: str) -> bytes | None:
         return None
 
 
-def _code(code: CodeType) -> bytes:
-    """What a code object does: everything but where it stands in a file."""
-    return _value(
-        (
-            sys.version_info[:2],  # what bytecode means
-            code.co_code,
-            code.co_consts,
-            code.co_names,
-            code.co_varnames,
-            code.co_freevars,
-            code.co_cellvars,
-            code.co_argcount,
-            code.co_kwonlyargcount,
-            code.co_flags,
-            getattr(code, "co_exceptiontable", b""),
+#: Types whose values are told apart by what they are called and how they are written.
+_PLAIN = (bool, int, str, complex, type(None), type(Ellipsis))
+
+
+class _Description:
+    """All that decides a program's machine code, as bytes.
+
+    An instruction is described once, however many functions use it: a quantiser uses each of its
+    sixty instructions three times.
+    """
+
+    def __init__(self) -> None:
+        self._instructions: dict[int, bytes] = {}
+
+    def program(self, program: Program, arch: str) -> Iterator[bytes]:
+        """Everything, in parts."""
+        kernel = program.kernel
+        yield _package_digest()
+        yield self._value((arch, kernel.parameters, program.threads, program.blocks_per_sm))
+        yield self._value(program.constants)
+        given = dict(program.functions)
+        fixed = {name for name, _ in program.constants} | given.keys()
+        seen: set[int] = set()
+        yield from self._walk(kernel.body, fixed, seen, by_file=True)
+        for name in sorted(given):
+            yield name.encode()
+            # Names in a user's function are the user's, whatever the kernel's constants are called.
+            yield from self._walk(given[name], set(), seen, by_file=False)
+
+    def _walk(
+        self, function: FunctionType, fixed: set[str], seen: set[int], *, by_file: bool
+    ) -> Iterator[bytes]:
+        """Describe a function and, depth first, all that it uses."""
+        if id(function) in seen:
+            return
+        seen.add(id(function))
+        yield function.__qualname__.encode()
+        content = _file_digest(function.__code__.co_filename) if by_file else None
+        # A function without a file (typed into a prompt) is known by its code.
+        yield content if content is not None else self._code(function.__code__)
+        yield self._value(function.__defaults__)
+        yield self._value(tuple(sorted((function.__kwdefaults__ or {}).items())))
+        for name, value in sorted(_program.used_values(function).items()):
+            if name in fixed:
+                continue
+            yield name.encode()
+            if isinstance(value, FunctionType):
+                yield from self._walk(value, fixed, seen, by_file=by_file)
+            else:
+                yield self._value(value)
+
+    def _code(self, code: CodeType) -> bytes:
+        """What a code object does: everything but where it stands in a file."""
+        return self._value(
+            (
+                sys.version_info[:2],  # what bytecode means
+                code.co_code,
+                code.co_consts,
+                code.co_names,
+                code.co_varnames,
+                code.co_freevars,
+                code.co_cellvars,
+                code.co_argcount,
+                code.co_kwonlyargcount,
+                code.co_flags,
+                getattr(code, "co_exceptiontable", b""),
+            )
         )
-    )
 
+    def _value(self, value: Any) -> bytes:
+        """A value, different for those that compile differently (1, 1.0, True; 0.0, -0.0)."""
+        if isinstance(value, _PLAIN):
+            return f"{type(value).__name__}:{value!r};".encode()
+        if isinstance(value, tuple):
+            return b"(%d:" % len(value) + b"".join(map(self._value, value)) + b")"
+        if isinstance(value, Instruction):
+            return self.instruction(value)
+        if isinstance(value, float):
+            return b"float:" + struct.pack("<d", value)
+        if isinstance(value, bytes):
+            return b"bytes:%d:" % len(value) + value
+        if isinstance(value, frozenset):
+            return b"{" + b"".join(sorted(map(self._value, value))) + b"}"
+        if isinstance(value, CodeType):
+            return self._code(value)
+        if isinstance(value, FunctionType):
+            return b"function:" + b"".join(self._walk(value, set(), set(), by_file=False))
+        if isinstance(value, ModuleType):
+            return b"module:" + value.__name__.encode()
+        if isinstance(value, type):
+            return f"type:{value.__module__}.{value.__qualname__};".encode()
+        if isinstance(value, (np.generic, np.ndarray)):
+            return f"{value.dtype.str}{value.shape}:".encode() + value.tobytes()
+        # Nothing that a kernel may use (binding refuses it): an attribute's name that is a global
+        # too.
+        return b"other:" + type(value).__qualname__.encode()
 
-def _value(value: Any) -> bytes:
-    """A value as bytes, different for values that compile differently (1, 1.0, True; 0.0, -0.0)."""
-    if value is None or value is Ellipsis or isinstance(value, (bool, int, str, complex)):
-        return f"{type(value).__name__}:{value!r};".encode()
-    if isinstance(value, float):
-        return b"float:" + struct.pack("<d", value)
-    if isinstance(value, bytes):
-        return b"bytes:%d:" % len(value) + value
-    if isinstance(value, tuple):
-        return b"(%d:" % len(value) + b"".join(map(_value, value)) + b")"
-    if isinstance(value, frozenset):
-        return b"{" + b"".join(sorted(map(_value, value))) + b"}"
-    if isinstance(value, CodeType):
-        return _code(value)
-    if isinstance(value, Instruction):
-        return _instruction(value)
-    if isinstance(value, FunctionType):
-        return b"function:" + b"".join(_walk(value, set(), set(), by_file=False))
-    if isinstance(value, ModuleType):
-        return b"module:" + value.__name__.encode()
-    if isinstance(value, type):
-        return f"type:{value.__module__}.{value.__qualname__};".encode()
-    if isinstance(value, (np.generic, np.ndarray)):
-        return f"{value.dtype.str}{value.shape}:".encode() + value.tobytes()
-    # Nothing that a kernel may use (binding refuses it): an attribute's name that is a global too.
-    return b"other:" + type(value).__qualname__.encode()
-
-
-def _instruction(instruction: Instruction) -> bytes:
-    parts = [_value((instruction.name, instruction.result, instruction.parameters))]
-    software: Any = instruction.software
-    if software is not None:
-        parts += _walk(software, set(), set(), by_file=True)
-    for lowering in instruction.lowerings:
-        parts.append(_value((lowering.asm, lowering.constraints, lowering.memory)))
-        parts.append(_value((lowering.min_cc, lowering.below, lowering.min_release)))
-        build = lowering.build
-        if isinstance(build, FunctionType):
-            parts.append(_file_digest(build.__code__.co_filename) or _code(build.__code__))
-            parts.append(_value(tuple(cell.cell_contents for cell in build.__closure__ or ())))
-    return b"[" + b"".join(parts) + b"]"
+    def instruction(self, instruction: Instruction) -> bytes:
+        """An instruction's signature and code, for every target."""
+        found = self._instructions.get(id(instruction))
+        if found is not None:
+            return found
+        value = self._value
+        parts = [value((instruction.name, instruction.result, instruction.parameters))]
+        software: Any = instruction.software
+        if software is not None:
+            parts += self._walk(software, set(), set(), by_file=True)
+        for lowering in instruction.lowerings:
+            parts.append(value((lowering.asm, lowering.constraints, lowering.memory)))
+            parts.append(value((lowering.min_cc, lowering.below, lowering.min_release)))
+            build = lowering.build
+            if isinstance(build, FunctionType):
+                code = build.__code__
+                parts.append(_file_digest(code.co_filename) or self._code(code))
+                parts.append(value(tuple(cell.cell_contents for cell in build.__closure__ or ())))
+        found = self._instructions[id(instruction)] = b"[" + b"".join(parts) + b"]"
+        return found

@@ -14,7 +14,7 @@ import functools
 import threading
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -33,7 +33,9 @@ from .driver import (
     reserve_shared,
 )
 from .program import Program, SimulatorWorld
-from .tensor_maps import MapOf, maps_on
+
+if TYPE_CHECKING:
+    from .tensor_maps import DeviceMaps, MapOf
 
 __all__ = ["Launch", "Prepared", "architecture", "prepare", "run"]
 
@@ -178,9 +180,15 @@ def _card(launch: Launch, ordinal: int, stream: int) -> Card:
     card = launch._cards.get(ordinal)
     if card is None:
         loaded = _ready(launch, ordinal, stream)
-        maps = maps_on(ordinal, _write_map(ordinal, stream)) if launch.maps else None
+        maps = _device_maps(ordinal, stream) if launch.maps else None
         card = launch._cards[ordinal] = Card(launch, ordinal, loaded, maps)
     return card
+
+
+def _device_maps(ordinal: int, stream: int) -> DeviceMaps:
+    from .tensor_maps import maps_on
+
+    return maps_on(ordinal, _write_map(ordinal, stream))
 
 
 def _map_writer() -> Program:

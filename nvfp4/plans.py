@@ -12,12 +12,7 @@ import importlib
 from typing import TYPE_CHECKING, Any
 
 from .architectures import capability
-from .formats import FORMATS, PREPARED, BlockFormat
-from .kernels.dequantize import DEQUANTIZE, GROUPED_DEQUANTIZE
-from .kernels.grouped_quantize import GROUPED_QUANTIZE
-from .kernels.grouped_rows import GROUPED_ROWS
-from .kernels.grouped_stream import GROUPED_STREAM
-from .kernels.interleave import DEINTERLEAVE, INTERLEAVE
+from .formats import FORMATS, BlockFormat
 from .kernels.quantize import AMAX, AMAX_CLEAR, AMAX_FINISH, QUANTIZE
 from .kernels.quantize_stream import QUANTIZE_STREAM
 from .launch import Launch
@@ -40,6 +35,7 @@ from .tiling import (
 )
 
 if TYPE_CHECKING:
+    from .plans_dequantize import deinterleave_scales, dequantize, interleave_scales
     from .plans_flashinfer import flashinfer_tile_starts, pad_offsets, swizzle, unswizzle
     from .plans_fused import fused_quantize, grouped_fused_quantize
     from .plans_prepare import prepare_weights
@@ -69,6 +65,7 @@ __all__ = [
 #: Plans that are made elsewhere: a process whose first call is another one does not import their
 #: kernels, which takes longer than the call.
 _HOMES = {
+    **dict.fromkeys(("deinterleave_scales", "dequantize", "interleave_scales"), "plans_dequantize"),
     **dict.fromkeys(
         ("flashinfer_tile_starts", "pad_offsets", "swizzle", "unswizzle"), "plans_flashinfer"
     ),
@@ -350,6 +347,8 @@ def grouped_quantize(
                 stream = plan(arch, fmt, constants, encode, args, facts, *sizes)
                 if stream is not None:
                     return (stream,)
+    from .kernels.grouped_quantize import GROUPED_QUANTIZE
+
     program = GROUPED_QUANTIZE.program(**constants, ENCODE=encode)
     return (Launch(program, (down, beside, 1), block, 0, args),)
 
@@ -366,6 +365,8 @@ def _grouped_stream(
     tiles: int,
 ) -> Launch | None:
     """The grouped quantiser at memory speed, where it takes this shape."""
+    from .kernels.grouped_stream import GROUPED_STREAM
+
     _, rows, groups, _ = facts
     tcgen = constants["LAYOUT"] == "tcgen"
     down = allocated_tiles(rows, groups)
@@ -415,6 +416,8 @@ def _grouped_rows(
     tiles: int,
 ) -> Launch | None:
     """The grouped quantiser of few rows, where it takes this shape."""
+    from .kernels.grouped_rows import GROUPED_ROWS
+
     _, rows, groups, _ = facts
     pieces = columns // PIECE
     threads_pieces = 1 if rows * pieces <= _FEW_PIECES else 2
@@ -460,99 +463,3 @@ def _grouped_rows(
 def _has_dependent_launch(arch: str) -> bool:
     """Whether kernels may start before the ones they depend on have ended (sm_90 on)."""
     return capability(arch)[0] >= 9
-
-
-@functools.lru_cache(maxsize=1024)
-def dequantize(
-    arch: str,
-    *,
-    format: str,
-    rows: int,
-    columns: int,
-    batches: int,
-    scale_layout: str,
-    dtype: str,
-    decode: str,
-    groups: int | None,
-    tiles: int | None,
-    offsets_dtype: str | None,
-    starts_dtype: str | None,
-    aligned: bool = False,
-) -> Launches:
-    """Values of a stack of matrices [batches, rows, columns], or of a grouped tensor.
-
-    Parameters
-    ----------
-    arch, format, rows, columns, batches
-        As in :func:`quantize`.
-    scale_layout : {"linear", "tcgen", "sm90"}
-    dtype : {"bfloat16", "float16", "float32"}
-        Of ``out``.
-    decode : {"scalar", "batch", "row", "batch_row", "group"}
-        What ``decode_scale`` has one of; "row" and "batch_row" are the same.
-    groups : int or None
-        Ranges of a grouped tensor, None for a dense one.
-    tiles : int or None
-        Row tiles of a grouped tensor's tcgen scales.
-    offsets_dtype, starts_dtype : {"int32", "int64", "uint32"} or None
-    aligned : bool
-        Whether ``codes``, ``out`` and the scales of prepared weights are multiples of 16 bytes.
-
-    Returns
-    -------
-    tuple of Launch
-        Buffers ``codes, scales, decode_scale, row_offsets, tile_starts, out``.
-
-    Raises
-    ------
-    UnsupportedError
-        A grouped tensor of 2^32 rows or more.
-    """
-    if scale_layout == PREPARED:
-        from .plans_prepare import dequantize_prepared
-
-        return dequantize_prepared(format, rows, columns, batches, dtype, decode, aligned)
-    fmt = FORMATS[format]
-    pieces = columns // PIECE
-    constants = {
-        "ELEMENT": fmt.element,
-        "SCALE": fmt.scale,
-        "LAYOUT": scale_layout,
-        "OUTPUT": dtype,
-        "ALIGNED": aligned,
-        "DECODE": "row" if decode == "batch_row" else decode,
-    }
-    if groups is None:
-        block = block_for(pieces, rows)
-        program = DEQUANTIZE.program(**constants)
-        args = ("codes", "scales", "decode_scale", "out", rows, columns, batches)
-        return (Launch(program, grid_for(block, pieces, rows, batches), block, 0, args),)
-    check_rows(rows)
-    block = block_for(pieces, TILE_ROWS)
-    down = allocated_tiles(rows, groups)
-    program = GROUPED_DEQUANTIZE.program(
-        **constants, OFFSETS=offsets_dtype or "int32", STARTS=starts_dtype or "none"
-    )
-    buffers = ("codes", "scales", "decode_scale", "row_offsets", "tile_starts", "out")
-    grid = (down, across(down, ceil_div(pieces, block[0])), 1)
-    return (Launch(program, grid, block, 0, (*buffers, rows, columns, groups, tiles or 0)),)
-
-
-@functools.lru_cache(maxsize=1024)
-def interleave_scales(arch: str, *, rows: int, blocks: int, batches: int) -> Launches:
-    """Linear scales [batches, rows, blocks] to the tcgen layout; buffers ``scales, out``."""
-    k_tiles, all_rows = ceil_div(blocks, TILE_BLOCKS), ceil_div(rows, TILE_ROWS) * TILE_ROWS
-    block = block_for(k_tiles, all_rows)
-    grid = grid_for(block, k_tiles, all_rows, batches)
-    args = ("scales", "out", rows, blocks, batches)
-    return (Launch(INTERLEAVE.program(), grid, block, 0, args),)
-
-
-@functools.lru_cache(maxsize=1024)
-def deinterleave_scales(arch: str, *, rows: int, blocks: int, batches: int) -> Launches:
-    """Scales in the tcgen layout to linear ones [batches, rows, blocks]; ``scales, out``."""
-    k_tiles = ceil_div(blocks, TILE_BLOCKS)
-    block = block_for(k_tiles, rows)
-    grid = grid_for(block, k_tiles, rows, batches)
-    args = ("scales", "out", rows, blocks, batches)
-    return (Launch(DEINTERLEAVE.program(), grid, block, 0, args),)

@@ -33,6 +33,8 @@ _DISTRIBUTIONS: dict[str, tuple[str, ...]] = {
 _LIBRARIES = {"nvvm": "nvvm", "nvjitlink": "nvJitLink"}
 _INSTALL = "pip install 'nvfp4[compile]'"
 _EDGE = 1 << 20
+# In the headers of a distribution's metadata: lines before the first empty one.
+_VERSION = re.compile(r"\A(?:.+\n)*?Version:[ \t]*(\S+)", re.IGNORECASE)
 
 
 @functools.cache
@@ -53,9 +55,12 @@ def installed() -> tuple[tuple[str, str | None], ...]:
 
 def _metadata(distribution: str) -> str | None:
     try:
-        return importlib.metadata.version(distribution)
+        found = importlib.metadata.distribution(distribution)
     except importlib.metadata.PackageNotFoundError:
         return None
+    # The headers as text: reading them as an e-mail, as importlib does, takes longer than the rest.
+    match = _VERSION.search(found.read_text("METADATA") or "")
+    return match.group(1) if match else found.version
 
 
 def _library_digest(library: str) -> str | None:

@@ -1,14 +1,21 @@
-"""The public functions: each checks its arguments, chooses where to run, and runs."""
+"""The public functions: each checks its arguments, chooses where to run, and runs.
+
+Each is imported when it is first used: a process that only quantises imports nothing of products.
+"""
 
 from __future__ import annotations
 
-from .dense import quantize
-from .fused import rmsnorm_quantize, swiglu_quantize
-from .grouped import grouped_quantize
-from .prepare import prepare_weights
-from .products import grouped_matmul, matmul
-from .rows import quantize_rows
-from .scales import deinterleave_scales, interleave_scales
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from .dense import quantize
+    from .fused import rmsnorm_quantize, swiglu_quantize
+    from .grouped import grouped_quantize
+    from .prepare import prepare_weights
+    from .products import grouped_matmul, matmul
+    from .rows import quantize_rows
+    from .scales import deinterleave_scales, interleave_scales
 
 __all__ = [
     "deinterleave_scales",
@@ -22,3 +29,25 @@ __all__ = [
     "rmsnorm_quantize",
     "swiglu_quantize",
 ]
+
+# Public function -> the module that has it.
+_HOMES = {
+    "deinterleave_scales": "scales",
+    "grouped_matmul": "products",
+    "grouped_quantize": "grouped",
+    "interleave_scales": "scales",
+    "matmul": "products",
+    "prepare_weights": "prepare",
+    "quantize": "dense",
+    "quantize_rows": "rows",
+    "rmsnorm_quantize": "fused",
+    "swiglu_quantize": "fused",
+}
+
+
+def __getattr__(name: str) -> Any:
+    if name not in _HOMES:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    found = getattr(import_module(f".{_HOMES[name]}", __name__), name)
+    globals()[name] = found
+    return found

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 
 from .. import arrays, layouts
-from .._parts import check_tile_starts
+from .._parts import FLOATS, check_tile_starts
 from ..arrays import Array
 from ..formats import FORMAT_ALIASES, FORMATS, BlockFormat, block_format
 from ..tensor import Parts
@@ -27,9 +27,7 @@ from ._out import (
 from ._place import Named, Place
 from ._ranges import Ranges
 
-__all__ = ["FLOATS", "Result", "float_name"]
-
-FLOATS = ("float32", "float16", "bfloat16")
+__all__ = ["Result", "float_name"]
 
 
 def float_name(dtype: Any, name: str) -> str:

@@ -8,7 +8,7 @@ from collections.abc import Mapping
 from typing import Any, NamedTuple
 
 from .. import arrays, layouts
-from .._parts import check_dtype, check_option, contiguous_call
+from .._parts import FLOATS, check_dtype, check_option, contiguous_call
 from ..arrays import Array, Spec
 from ..formats import FORMATS, SCALE_LAYOUTS, SCALE_ROUNDINGS, BlockFormat, block_format
 from ..tensor import Parts, QTensor
@@ -16,7 +16,6 @@ from . import _place
 from ._encode import check_rounding, encode_kind, read_encode_scale
 from ._out import Shapes, Target, check_apart, check_dense, check_out, check_out_tensor, extent
 from ._repeat import repeat
-from ._result import FLOATS
 
 __all__ = ["check_floats", "matrix_view", "quantize", "rows_of"]
 

@@ -19,7 +19,7 @@ import functools
 import re
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, NamedTuple
 
 SCALAR_TYPES = ("bool", "u16", "i32", "u32", "i64", "u64", "f32", "ptr", "imm", "void")
 _TUPLE = re.compile(r"^(u16|i32|u32|i64|u64|f32|bool)x(\d+|N)$")
@@ -45,6 +45,7 @@ def split_tuple(text: str) -> tuple[str, int]:
     return match.group(1), ANY if match.group(2) == "N" else int(match.group(2))
 
 
+@functools.cache
 def parse_signature(text: str) -> tuple[str, tuple[str, ...]]:
     """``"u32(u32, f32)"`` -> ``("u32", ("u32", "f32"))``."""
     match = _SIGNATURE.match(text)
@@ -54,8 +55,7 @@ def parse_signature(text: str) -> tuple[str, tuple[str, ...]]:
     return _check_type(match.group(1)), parameters
 
 
-@dataclass(frozen=True)
-class Lowering:
+class Lowering(NamedTuple):
     """One way to make an instruction's code, for compute capabilities from `min_cc` on.
 
     Attributes

@@ -1,6 +1,5 @@
 from __future__ import annotations
 
-import dataclasses
 import re
 import subprocess
 from pathlib import Path
@@ -175,7 +174,7 @@ def test_without_a_report_the_cubin_alone_counts() -> None:
     for arch in ("sm_80", "sm_90a"):
         binary = compiler.inspect(REVERSE.program(), arch)[0]
         alone = read_cubin(binary.label, arch, binary.cubin, "")
-        assert alone == dataclasses.replace(binary, log=(), compilers=alone.compilers)
+        assert alone == binary._replace(log=(), compilers=alone.compilers)
 
 
 def test_a_missing_disassembler_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -188,7 +187,7 @@ def test_a_missing_disassembler_is_named(monkeypatch: pytest.MonkeyPatch) -> Non
 
 def test_code_that_the_disassembler_cannot_read_is_reported() -> None:
     binary = compiler.inspect(program(), "sm_80")[0]
-    broken = type(binary)(**{**vars(binary), "cubin": binary.cubin[:100]})
+    broken = binary._replace(cubin=binary.cubin[:100])
     with pytest.raises(ToolchainError, match="nvdisasm cannot read"):
         compiler.sass(broken)
     compiler.sass(binary)  # the disassembler itself works

@@ -316,4 +316,4 @@ def test_every_instruction_has_a_key() -> None:
     }
     assert len(found) > 150
     for one in found:
-        assert fingerprint._instruction(one)
+        assert fingerprint._Description().instruction(one)

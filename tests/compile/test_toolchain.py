@@ -3,6 +3,7 @@ from __future__ import annotations
 import importlib.metadata
 import sys
 from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 
@@ -31,6 +32,34 @@ def test_the_versions_of_all_compilers_are_known() -> None:
     assert list(versions) == ["numba", "numba-cuda", "llvmlite", "nvvm", "nvjitlink"]
     assert all(versions.values())
     assert versions["numba-cuda"] == importlib.metadata.version("numba-cuda")
+
+
+def test_a_version_is_the_one_that_python_reads_from_the_packages_headers() -> None:
+    names = {found.metadata["Name"] for found in importlib.metadata.distributions()}
+    versions = {name: importlib.metadata.version(name) for name in names}
+    assert {name: toolchain._metadata(name) for name in names} == versions
+
+
+@pytest.mark.parametrize(
+    ("headers", "version"),
+    [
+        ("Metadata-Version: 2.1\nName: a\nVersion: 1.2.3\nSummary: b\n\nVersion: 9\n", "1.2.3"),
+        ("Name: a\nversion:4\n", "4"),
+        ("Name: a\n\nVersion: 9\n", None),
+    ],
+)
+def test_a_version_in_the_description_of_a_package_is_not_its_version(
+    headers: str, version: str | None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    class Found(importlib.metadata.Distribution):
+        def read_text(self, filename: str) -> str:
+            return headers
+
+        def locate_file(self, path: object) -> Path:
+            raise NotImplementedError
+
+    monkeypatch.setattr(importlib.metadata, "distribution", lambda name: Found())
+    assert toolchain._metadata("a") == version
 
 
 def test_releases_are_asked_of_the_libraries_and_agree_with_the_packages() -> None:
@@ -98,14 +127,14 @@ def test_a_missing_nvjitlink_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_a_compiler_without_package_metadata_is_known_by_its_file(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    real = importlib.metadata.version
+    real = importlib.metadata.distribution
 
-    def version(name: str) -> str:
+    def distribution(name: str) -> importlib.metadata.Distribution:
         if name.startswith("nvidia-"):
             raise importlib.metadata.PackageNotFoundError(name)
         return real(name)
 
-    monkeypatch.setattr(importlib.metadata, "version", version)
+    monkeypatch.setattr(importlib.metadata, "distribution", distribution)
     versions = dict(toolchain.installed())
     assert str(versions["nvvm"]).startswith("file:")
     assert str(versions["nvjitlink"]).startswith("file:")
@@ -113,10 +142,10 @@ def test_a_compiler_without_package_metadata_is_known_by_its_file(
 
 
 def test_a_compiler_that_is_nowhere_has_no_version(monkeypatch: pytest.MonkeyPatch) -> None:
-    def version(name: str) -> str:
+    def distribution(name: str) -> importlib.metadata.Distribution:
         raise importlib.metadata.PackageNotFoundError(name)
 
-    monkeypatch.setattr(importlib.metadata, "version", version)
+    monkeypatch.setattr(importlib.metadata, "distribution", distribution)
     monkeypatch.setitem(sys.modules, "cuda.pathfinder", None)
     monkeypatch.delattr("cuda.pathfinder", raising=False)
     assert set(dict(toolchain.installed()).values()) == {None}
