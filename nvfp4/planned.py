@@ -134,7 +134,7 @@ def _tile(launch: Launch) -> str:
         return f"{size}, {team}, {of['SLOTS']} steps of 64 in flight"
     if name == "matmul_sm90":
         rest = {"narrow": ", e4m3 products", "others": ", matrices that are not e4m3"}
-        size = f"{of['CHUNK']} rows x 256 columns x 64"
+        size = f"{of['CHUNK']} rows x 256 columns x {64 * of['STEPS']}"
         return f"{size}, {of['STAGES']} stages{rest.get(of['MATRICES'], '')}"
     if "TILE_N" in of:
         high = 256 if of["PAIR_OF_BLOCKS"] else 128

@@ -157,18 +157,20 @@ def _check_pairs(constants: Mapping[str, Any], columns: int) -> None:
 #: Rows of a range, in the mean, from which on ``kernels.matmul_sm90`` is faster: where tiles of 16
 #: rows are at least so many for each multiprocessor. (Its blocks do not share the depth of ranges:
 #: with few tiles some multiprocessors have none.) Measured on an H200.
-MANY_ROWS = ((10, 8), (3, 10), (0, 24))
+MANY_ROWS = ((30, 3), (10, 5), (3, 6), (0.9, 8), (0, 24))
+#: The same of rows that are not copied as they are.
+MANY_ROWS_MADE = ((10, 8), (3, 10), (0, 24))
 #: The same of a dense product whose columns alone fill the card, and of one where they do not:
 #: whose blocks may share the depth, and others.
 MANY_ROWS_DENSE = (17, 40, 128)
 #: Rows of a tile that registers allow.
-MOST_TOKENS = 160
+MOST_TOKENS = 152
 #: The same by elements of a quantised A, which is made bfloat16 on the way: of four bits, of eight.
 MOST_TOKENS_QUANTIZED = (64, 40)
 #: The same of rows without block scales: multiplied as they are, made bfloat16 on the way.
 MOST_TOKENS_ROWS = (128, 112)
 #: The same where the result is quantised; the second of weights of eight bits or a quantised A.
-MOST_TOKENS_CODES = (160, 96)
+MOST_TOKENS_CODES = (152, 96)
 #: The same where blocks share the depth: their sums take 1 KiB a row, where the ring was.
 MOST_TOKENS_SPLIT = 128
 #: What sharing costs, in the unit of :func:`time_of_tile` for 128 steps: microseconds of an H200.
@@ -204,14 +206,21 @@ def invariant_team(columns: int, depth: int) -> int:
 
 
 def many_rows(
-    *, rows: int, columns: int, groups: int | None, processors: int, split: bool = True
+    *,
+    rows: int,
+    columns: int,
+    groups: int | None,
+    processors: int,
+    split: bool = True,
+    made: bool = False,
 ) -> int:
     """Rows of a range, in the mean, from which on ``kernels.matmul_sm90`` makes a product."""
     tiles = ceil_div(columns, 256)
     if groups is None:
         return MANY_ROWS_DENSE[0 if 4 * tiles >= 3 * processors else 1 if split else 2]
     tiles *= min(rows, groups)
-    return next(many for full, many in MANY_ROWS if tiles >= full * processors)
+    limits = MANY_ROWS_MADE if made else MANY_ROWS
+    return next(many for full, many in limits if tiles >= full * processors)
 
 
 def prefill(
@@ -251,6 +260,7 @@ def prefill(
         groups=groups,
         processors=processors,
         split=_may_split(constants),
+        made=constants["A_ELEMENT"] != "none",
     )
     if choice is not None:
         many = 0 if choice.kernel == "sm90" else rows + 1
@@ -402,33 +412,49 @@ def tokens_of(
     """Rows of a tile: a multiple of 8 that wastes little on ranges of so many rows in the mean.
 
     Rows of ranges are taken to spread like those of a random routing. There are `across` tiles of
-    columns; of the numbers of tiles that a range may be cut into, the one that costs the fewest
-    rounds of the card, by the time of a tile.
+    columns; of the numbers of rows, the one that costs the least, by the time of a tile and the
+    rounds of the card that their number takes.
     """
-    # With few ranges one that needs a tile more than others costs a round of the whole card.
-    spread = 1.4 if (groups or 0) >= 64 else 2.0
-    most = mean if groups is None else mean + spread * math.sqrt(mean)
-    least = max(1, math.ceil(most / most_tokens))
+    most = mean if groups is None else mean + 3 * math.sqrt(mean)
+    largest = min(most_tokens, max(16, ceil_div(math.ceil(most), 8) * 8))
     costs = []
-    for tiles in range(least, least + 8):
-        tokens = max(16, min(most_tokens, ceil_div(math.ceil(most / tiles), 8) * 8))
-        # A range of the mean has fewer tiles, perhaps, than one of most rows.
-        of_range = (math.ceil(mean / tokens) + math.ceil(most / tokens)) / 2
+    for tokens in range(16, largest + 1, 8):
+        if groups is not None and groups < 64:
+            # With few ranges one that needs a tile more than others costs a round of the card.
+            spread = mean + 2 * math.sqrt(mean)
+            of_range = (math.ceil(mean / tokens) + math.ceil(spread / tokens)) / 2
+        else:
+            of_range = tiles_of_range(mean, tokens, spread=groups is not None)
         rounds = of_range * across * (groups or 1) / processors
-        if groups is None or rounds < 6:
+        if groups is None or rounds < 16:
             rounds = math.ceil(rounds)
         costs.append((rounds * time_of_tile(tokens), tokens))
     # Of those that cost about as much, the one of the most rows: weights are made less often.
-    return max(tokens for cost, tokens in costs if cost <= 1.03 * min(costs)[0])
+    return max(tokens for cost, tokens in costs if cost <= 1.02 * min(costs)[0])
+
+
+def tiles_of_range(mean: float, tokens: int, spread: bool) -> float:
+    """Tiles of so many rows that a range has, of so many rows in the mean, in the mean.
+
+    With `spread` the rows of ranges are distributed normally, with a variance of the mean.
+    """
+    if not spread:
+        return math.ceil(mean / tokens)
+    # One for each multiple of `tokens` that a range is larger than.
+    return sum(
+        math.erfc((tiles * tokens + 0.5 - mean) / math.sqrt(2 * mean)) / 2
+        for tiles in range(math.ceil((mean + 4 * math.sqrt(mean)) / tokens) + 1)
+    )
 
 
 def time_of_tile(tokens: int) -> float:
     """The time of a tile of so many rows, up to a factor.
 
-    Measured on an H200 at 33792 x 8192, a tile each multiprocessor, us: 66 (64 rows), 73 (80), 102
-    (128), 116 (144), 127 (160): tensor cores, or else the weights, which take as long for any rows.
+    Measured on an H200 at 33792 x 8192, a tile each multiprocessor, us: 43 (16 to 32 rows, two
+    tiles a multiprocessor in twice that), 49 (40), 54 (48), 62 (64), 68 (80), 76 (96), 85 (112), 94
+    (128), 105 (144), 116 (160): tensor cores, or else the weights.
     """
-    return max(0.79 * tokens, 34 + 0.5 * tokens)
+    return max(43, 30 + 0.5 * tokens, 0.727 * tokens)
 
 
 def passes(constants: Mapping[str, Any]) -> int:

@@ -338,7 +338,6 @@ def grouped_rows(
     tiles,
 ):
     # across: 512-byte tiles of a row of tiles. tiles: rows of tiles that the scales have.
-    griddepcontrol_launch_dependents()
     thread = u32_of_i64(cuda.threadIdx.x)
     chunk = u32_of_i64(cuda.blockIdx.x)
     number = u32_of_i64(cuda.blockIdx.y)
@@ -375,6 +374,8 @@ def grouped_rows(
         b1 = load_half_piece_early(x, at + half)
     # Keeps the compiler from moving the loads behind the search.
     syncwarp(WARP)
+    # Not before: with many small grids at once each takes twice as long.
+    griddepcontrol_launch_dependents()
     owner, start, stop, first_tile, used = find_row(
         bounds, tail, row_offsets, groups, rows, row, lane
     )

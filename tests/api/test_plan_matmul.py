@@ -128,7 +128,7 @@ def test_sizes_beyond_any_memory_are_planned() -> None:
 @pytest.mark.parametrize(
     "options, stages, tile",
     [
-        ({"card": "H200"}, 7, "128 rows x 256 columns x 64, 7 stages"),
+        ({"card": "H200"}, 3, "128 rows x 256 columns x 128, 3 stages"),
         ({"arch": "sm_80", "prepared": False}, None, "64 rows x 64 columns"),
         ({"arch": "sm_100a", "a": "mxfp8", "prepared": False}, 7,
          "256 rows x 192 columns x 128, 7 stages"),
