@@ -32,9 +32,10 @@ Compile-time constants: those of ``matmul_decode`` that are not its own; COMPUTE
 rows of A of a tile, a multiple of 8; HALF_TOKENS, half of it; STAGES of the ring, four or more
 where rows are made; STEPS of a stage, 2 only where rows are copied and nobody shares the depth
 (WHOLE then says whether the depth is a multiple of 128); BLOCKS_PER_SM, 2 where registers of small
-tiles allow it; EPILOGUE, whether there is a function of the user's; SPLIT, blocks that share the depth of a tile (1: none do; else
-GROUPED is False, the result is plain, CHUNK is a multiple of 8 * SPLIT, and the grid has SPLIT
-blocks for each item); SHARE, HALF_TOKENS / SPLIT; THREADS: see :func:`threads_of`.
+tiles allow it; EPILOGUE, whether there is a function of the user's; SPLIT, blocks that share the
+depth of a tile (1: none do; else GROUPED is False, the result is plain, CHUNK is a multiple of 8 *
+SPLIT, and the grid has SPLIT blocks for each item); SHARE, HALF_TOKENS / SPLIT; THREADS: see
+:func:`threads_of`.
 """
 
 from __future__ import annotations
