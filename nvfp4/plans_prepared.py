@@ -450,11 +450,11 @@ def tiles_of_range(mean: float, tokens: int, spread: bool) -> float:
 def time_of_tile(tokens: int) -> float:
     """The time of a tile of so many rows, up to a factor.
 
-    Measured on an H200 at 33792 x 8192, a tile each multiprocessor, us: 43 (16 to 32 rows, two
-    tiles a multiprocessor in twice that), 49 (40), 54 (48), 62 (64), 68 (80), 76 (96), 85 (112), 94
+    Measured on an H200 at 33792 x 8192, a tile each multiprocessor, us: 37.6 (16 rows, two tiles a
+    multiprocessor in twice that), 43 (24 and 32, the same), 49 (40), 54 (48), 62 (64), 68 (80), 76 (96), 85 (112), 94
     (128), 105 (144), 116 (160): tensor cores, or else the weights.
     """
-    return max(43, 30 + 0.5 * tokens, 0.727 * tokens)
+    return 37.6 if tokens <= 16 else max(43, 30 + 0.5 * tokens, 0.727 * tokens)
 
 
 def passes(constants: Mapping[str, Any]) -> int:
