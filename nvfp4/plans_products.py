@@ -7,7 +7,8 @@ from dataclasses import replace
 from types import FunctionType
 from typing import Any
 
-from . import plans_blackwell, plans_prepared, plans_sm120, tuning
+from . import plans_prepared, tuning
+from .architectures import capability
 from .epilogue import EpilogueCode
 from .errors import UnsupportedError
 from .formats import FORMATS, PREPARED
@@ -19,7 +20,6 @@ from .kernels.matmul_naive import (
     grouped_matmul_kernel,
     matmul_kernel,
 )
-from .kernels.matmul_sm80 import grouped_matmul_sm80_kernel, matmul_sm80_kernel
 from .kernels.matmul_sm90 import matmul_sm90_kernel
 from .launch import Launch
 from .layouts import TILE_BLOCKS, TILE_ROWS, allocated_tiles
@@ -162,7 +162,9 @@ def matmul(
     products = rows * columns * depth
     if batch_invariant:
         products = max(products, _FEW_PRODUCTS)  # the kernel of many, whatever the rows
-    if products >= _FEW_PRODUCTS:
+    if products >= _FEW_PRODUCTS and _blackwell(arch):
+        from . import plans_blackwell
+
         launch = plans_blackwell.product(
             arch,
             constants,
@@ -185,10 +187,15 @@ def matmul(
     if batch_invariant:
         _check_aligned(constants)
     if _for_tensor_cores(constants, products, (tiles_down, tiles_across)):
-        shape = (rows, columns, depth)
-        scaled = plans_sm120.dense(arch, constants, *shape, _dtypes(epilogue), batch_invariant)
-        if scaled is not None:
-            return (Launch(_with_epilogue(scaled.program, epilogue), *scaled[1:], args),)
+        if _blackwell(arch):
+            from . import plans_sm120
+
+            shape = (rows, columns, depth)
+            scaled = plans_sm120.dense(arch, constants, *shape, _dtypes(epilogue), batch_invariant)
+            if scaled is not None:
+                return (Launch(_with_epilogue(scaled.program, epilogue), *scaled[1:], args),)
+        from .kernels.matmul_sm80 import matmul_sm80_kernel
+
         program = _with_epilogue(
             matmul_sm80_kernel(_dtypes(epilogue)).program(**constants), epilogue
         )
@@ -202,6 +209,11 @@ _TILE = 64
 #: Products from which on tensor cores are worth their tiles of 64 x 64; below, the naive kernels
 #: are quick as well, and give the bytes of the golden model whatever the operands.
 _FEW_PRODUCTS = 1 << 24
+
+
+def _blackwell(arch: str) -> bool:
+    """Whether to ask for Blackwell's kernels, which are imported for it alone."""
+    return capability(arch)[0] >= 10
 
 
 def _for_tensor_cores(constants: dict[str, Any], products: int, tiles: tuple[int, int]) -> bool:
@@ -364,7 +376,9 @@ def grouped_matmul(
     products = rows * columns * depth
     if batch_invariant:
         products = max(products, _FEW_PRODUCTS)
-    if products >= _FEW_PRODUCTS and groups:
+    if products >= _FEW_PRODUCTS and groups and _blackwell(arch):
+        from . import plans_blackwell
+
         launch = plans_blackwell.product(
             arch,
             constants,
@@ -388,12 +402,17 @@ def grouped_matmul(
     if batch_invariant:
         _check_aligned(constants)
     if _for_tensor_cores(constants, products, (2 * tiles, across)) and groups:
-        sizes = (rows, groups, tiles, columns, depth)
-        scaled = plans_sm120.grouped(
-            arch, constants, *sizes, _dtypes(epilogue), fixed=batch_invariant
-        )
-        if scaled is not None:
-            return (Launch(_with_epilogue(scaled.program, epilogue), *scaled[1:], args),)
+        if _blackwell(arch):
+            from . import plans_sm120
+
+            sizes = (rows, groups, tiles, columns, depth)
+            scaled = plans_sm120.grouped(
+                arch, constants, *sizes, _dtypes(epilogue), fixed=batch_invariant
+            )
+            if scaled is not None:
+                return (Launch(_with_epilogue(scaled.program, epilogue), *scaled[1:], args),)
+        from .kernels.matmul_sm80 import grouped_matmul_sm80_kernel
+
         kernel = grouped_matmul_sm80_kernel(_dtypes(epilogue))
         program = _with_epilogue(kernel.program(**constants), epilogue)
         grid, block = (2 * tiles, across, 1), (THREADS, 1, 1)
