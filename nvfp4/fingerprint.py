@@ -16,7 +16,6 @@ import functools
 import hashlib
 import struct
 import sys
-from collections.abc import Iterator
 from pathlib import Path
 from types import CodeType, FunctionType, ModuleType
 from typing import Any
@@ -86,42 +85,57 @@ class _Description:
     def __init__(self) -> None:
         self._instructions: dict[int, bytes] = {}
 
-    def program(self, program: Program, arch: str) -> Iterator[bytes]:
+    def program(self, program: Program, arch: str) -> list[bytes]:
         """Everything, in parts."""
         kernel = program.kernel
-        yield _package_digest()
-        yield self._value((arch, kernel.parameters, program.threads, program.blocks_per_sm))
-        yield self._value(program.constants)
+        parts = [
+            _package_digest(),
+            self._value((arch, kernel.parameters, program.threads, program.blocks_per_sm)),
+            self._value(program.constants),
+        ]
         given = dict(program.functions)
         fixed = {name for name, _ in program.constants} | given.keys()
         seen: set[int] = set()
-        yield from self._walk(kernel.body, fixed, seen, by_file=True)
+        self._walk(parts, kernel.body, fixed, seen, by_file=True)
         for name in sorted(given):
-            yield name.encode()
+            parts.append(name.encode())
             # Names in a user's function are the user's, whatever the kernel's constants are called.
-            yield from self._walk(given[name], set(), seen, by_file=False)
+            self._walk(parts, given[name], set(), seen, by_file=False)
+        return parts
 
     def _walk(
-        self, function: FunctionType, fixed: set[str], seen: set[int], *, by_file: bool
-    ) -> Iterator[bytes]:
+        self,
+        parts: list[bytes],
+        function: FunctionType,
+        fixed: set[str],
+        seen: set[int],
+        *,
+        by_file: bool,
+    ) -> None:
         """Describe a function and, depth first, all that it uses."""
         if id(function) in seen:
             return
         seen.add(id(function))
-        yield function.__qualname__.encode()
+        parts.append(function.__qualname__.encode())
         content = _file_digest(function.__code__.co_filename) if by_file else None
         # A function without a file (typed into a prompt) is known by its code.
-        yield content if content is not None else self._code(function.__code__)
-        yield self._value(function.__defaults__)
-        yield self._value(tuple(sorted((function.__kwdefaults__ or {}).items())))
+        parts.append(content if content is not None else self._code(function.__code__))
+        parts.append(self._value(function.__defaults__))
+        parts.append(self._value(tuple(sorted((function.__kwdefaults__ or {}).items()))))
         for name, value in sorted(_program.used_values(function).items()):
             if name in fixed:
                 continue
-            yield name.encode()
+            parts.append(name.encode())
             if isinstance(value, FunctionType):
-                yield from self._walk(value, fixed, seen, by_file=by_file)
+                self._walk(parts, value, fixed, seen, by_file=by_file)
             else:
-                yield self._value(value)
+                parts.append(self._value(value))
+
+    def _function(self, function: FunctionType, *, by_file: bool) -> bytes:
+        """A function by itself, and all that it uses."""
+        parts: list[bytes] = []
+        self._walk(parts, function, set(), set(), by_file=by_file)
+        return b"".join(parts)
 
     def _code(self, code: CodeType) -> bytes:
         """What a code object does: everything but where it stands in a file."""
@@ -158,7 +172,7 @@ class _Description:
         if isinstance(value, CodeType):
             return self._code(value)
         if isinstance(value, FunctionType):
-            return b"function:" + b"".join(self._walk(value, set(), set(), by_file=False))
+            return b"function:" + self._function(value, by_file=False)
         if isinstance(value, ModuleType):
             return b"module:" + value.__name__.encode()
         if isinstance(value, type):
@@ -174,18 +188,20 @@ class _Description:
         found = self._instructions.get(id(instruction))
         if found is not None:
             return found
-        value = self._value
-        parts = [value((instruction.name, instruction.result, instruction.parameters))]
+        # Names, texts and numbers: what they look like tells them apart, and takes one call.
+        words: list[Any] = [instruction.name, instruction.result, instruction.parameters]
+        parts = []
         software: Any = instruction.software
         if software is not None:
-            parts += self._walk(software, set(), set(), by_file=True)
+            parts.append(self._function(software, by_file=True))
         for lowering in instruction.lowerings:
-            parts.append(value((lowering.asm, lowering.constraints, lowering.memory)))
-            parts.append(value((lowering.min_cc, lowering.below, lowering.min_release)))
             build = lowering.build
+            words.append(lowering._replace(build=None))
             if isinstance(build, FunctionType):
                 code = build.__code__
                 parts.append(_file_digest(code.co_filename) or self._code(code))
-                parts.append(value(tuple(cell.cell_contents for cell in build.__closure__ or ())))
+                cells = tuple(cell.cell_contents for cell in build.__closure__ or ())
+                parts.append(self._value(cells))
+        parts.append(repr(words).encode())
         found = self._instructions[id(instruction)] = b"[" + b"".join(parts) + b"]"
         return found

@@ -21,7 +21,9 @@ from nvfp4.bench import (
     run,
     warmup,
 )
+from nvfp4.bench.report import Report
 from nvfp4.bench.shapes import DenseShape
+from nvfp4.bench.timing import Deadline
 from nvfp4.cli.main import program
 
 from .pretended import Card
@@ -190,3 +192,35 @@ def test_the_first_call_of_a_process_is_a_program() -> None:
     compile(host_costs.FIRST_CALL, "first call", "exec")
     with pytest.raises(RuntimeError):
         host_costs.first_call("no such library", "nvfp4")
+
+
+def test_first_calls_are_those_of_processes_that_find_bytecode_and_one_kernel_or_none(
+    card: Card, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The process that writes bytecode and builds the kernel is not measured."""
+    made: list[tuple[str, str, str, bool]] = []
+
+    def process(command: list[str], **more: Any) -> subprocess.CompletedProcess[str]:
+        environment, fmt = more["env"], command[-1]
+        bytecode, cache = environment["PYTHONPYCACHEPREFIX"], environment["NVFP4_CACHE_DIR"]
+        new = all(cache != before[2] for before in made)
+        made.append((fmt, bytecode, cache, "PYTHONDONTWRITEBYTECODE" in environment))
+        first = 2.0 if new else 0.012 if not fmt else 0.030 + len(made) / 1e3
+        if len(made) == 1:
+            first = 9.0
+        said = {"import": 0.001, "early": [], "first": first, "second": 0.0, "numba": new}
+        return subprocess.CompletedProcess(command, 0, json.dumps(said), "")
+
+    monkeypatch.setenv("PYTHONDONTWRITEBYTECODE", "1")
+    monkeypatch.setattr(subprocess, "run", process)
+    report = Report("quantize", {})
+    host_costs._first_calls(run.Run(card, run.Options(), Deadline(9e9), report))
+    assert [fmt for fmt, *_ in made] == ["nvfp4"] * 4 + ["", "nvfp4"]
+    assert len({bytecode for _, bytecode, *_ in made}) == 1
+    assert not any(forbidden for *_, forbidden in made)
+    assert [cache == made[0][2] for _, _, cache, _ in made] == [True] * 5 + [False]
+    imported, warm, cold = report.rows
+    assert (imported.us, imported.met) == (1e3, True)
+    assert (warm.us, warm.low_us, warm.high_us) == pytest.approx((33e3, 32e3, 34e3))
+    assert warm.met and "; 12 ms of it import cuda.bindings" in warm.note
+    assert (cold.us, cold.met) == (2e6, True)
