@@ -29,7 +29,7 @@ BENCH_ARGS ?=
 
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
-.PHONY: help demo test test-golden test-sim test-compile test-pins props test-slow test-interop test-gpu bench bench-cpu lint clean
+.PHONY: help demo test test-golden test-sim test-compile test-pins props test-slow test-interop test-gpu test-gpu-memory bench bench-cpu lint clean
 
 help:
 	@echo 'make demo          quantise six experts of a real model and multiply them; writes nvfp4-demo.png'
@@ -40,6 +40,7 @@ help:
 	@echo 'make test-interop  checkpoints through the readers of other libraries (installs torch)'
 	@echo 'make test-pins     the compile gates beside the versions that vLLM pins'
 	@echo 'make test-gpu      tests on the present GPU, with the interpreter PYTHON=python3'
+	@echo 'make test-gpu-memory  the same under compute-sanitizer (memcheck, racecheck)'
 	@echo 'make bench         measure the quantisers on the present GPU (BENCH_ARGS=--no-peers ...)'
 	@echo 'make bench-cpu     measure the golden model'
 	@echo 'make lint          ruff, mypy, the rules of this project'
@@ -114,6 +115,16 @@ test-interop: $(VENV)/interop.stamp
 
 test-gpu:
 	$(RUN) -m pytest tests/gpu
+
+# The same under compute-sanitizer, with kernels built beforehand and kept. SANITIZE: some of the files.
+SANITIZE ?= tests/gpu
+KEPT := $(CURDIR)/build/kernels
+test-gpu-memory:
+	NVFP4_TEST_KERNELS=$(KEPT) $(RUN) -m pytest $(SANITIZE)
+	for tool in memcheck racecheck; do \
+	  NVFP4_TEST_KERNELS=$(KEPT) compute-sanitizer --tool $$tool --target-processes all --error-exitcode 9 \
+	    $(RUN) -m pytest $(SANITIZE) || exit 1; \
+	done
 
 # BENCH_ARGS: --only, --format, --budget, --json, --plot, --no-peers, --markdown.
 bench:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -42,8 +43,19 @@ def nothing_goes_wrong_on_the_card(cupy: Any, cards: range) -> Iterator[None]:
 
 @pytest.fixture(scope="session", autouse=True)
 def cache_directory(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
-    """An empty cache, so that what is tested was built from the present sources by this machine."""
-    directory = tmp_path_factory.mktemp("kernels")
+    """An empty cache, so that what is tested was built from the present sources by this machine.
+
+    Processes of pytest-xdist share one. ``NVFP4_TEST_KERNELS`` names one that stays, for a run
+    under ``compute-sanitizer`` after a run without it.
+    """
+    kept = os.environ.get("NVFP4_TEST_KERNELS")
+    if kept:
+        directory = Path(kept)
+    elif "PYTEST_XDIST_WORKER" in os.environ:
+        directory = tmp_path_factory.getbasetemp().parent / "kernels"
+        directory.mkdir(exist_ok=True)
+    else:
+        directory = tmp_path_factory.mktemp("kernels")
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("NVFP4_CACHE_DIR", str(directory))
         yield directory
