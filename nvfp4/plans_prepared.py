@@ -169,6 +169,8 @@ MOST_TOKENS = 152
 MOST_TOKENS_QUANTIZED = (64, 40)
 #: The same of rows without block scales: multiplied as they are, made bfloat16 on the way.
 MOST_TOKENS_ROWS = (128, 112)
+#: The same of float16 rows, each of which is multiplied as two of bfloat16.
+MOST_TOKENS_HALF = 144
 #: The same where the result is quantised; the second of weights of eight bits or a quantised A.
 MOST_TOKENS_CODES = (152, 96)
 #: The same where blocks share the depth: their sums take 1 KiB a row, where the ring was.
@@ -188,6 +190,8 @@ RECORD_BYTES = (32, 64)
 SHARED = 222 << 10
 #: Stages in shared memory that are worth their room.
 MOST_STAGES = 10
+#: Stages of float16 rows: one that is multiplied, one that is split, and two on their way.
+STAGES_HALF = 4
 #: In a batch-invariant product: rows of a tile, so that all rows are of one kind of instruction;
 INVARIANT_TOKENS = 64
 #: and tiles of 256 columns, of all matrices, from which on ``kernels.matmul_sm90`` makes it: with
@@ -260,7 +264,7 @@ def prefill(
         groups=groups,
         processors=processors,
         split=_may_split(constants),
-        made=constants["A_ELEMENT"] != "none",
+        made=not _are_copied(constants),
     )
     if choice is not None:
         many = 0 if choice.kernel == "sm90" else rows + 1
@@ -268,26 +272,29 @@ def prefill(
         choice = None
         many = 0 if matrices * ceil_div(columns, 256) >= INVARIANT_TILES else rows + 1
     nothing = not (experts and columns and depth)  # of which there is no tensor map
-    if mean < many or nothing or constants["INPUT"] != "bfloat16":
+    if mean < many or nothing:
         return None
     halves = constants["PAIR"] == "halves"
     narrow = constants.get("COMPUTE") == "fp8"
     made = constants["A_ELEMENT"] != "none" and not narrow  # rows, bfloat16 on the way
+    parts = 2 if constants["A_ELEMENT"] == "none" and not _are_copied(constants) else 1
+    row = 64 if narrow else 128 * parts  # bytes of a row of A in a stage
+    codes = STEP_BYTES[constants["B_ELEMENT"] != "e2m1"]
+    record = RECORD_BYTES[constants["B_SCALE"] == "e4m3"]
     most = _most_tokens(constants, made)
-    row = 64 if narrow else 128  # bytes of a row of A in a stage
+    if parts == 2:
+        most = min(most, _tokens_that_fit(row, codes + record, groups))
     wide = ceil_div(columns // 2 if halves else columns, 128 if halves else 256)
     if choice is None:
-        tokens = tokens_of(mean, groups, most, wide, processors)
+        tokens = tokens_of(mean, groups, most, wide, processors, parts)
     else:
         tokens = min(choice.tokens, most)
     if matrices is not None:
         tokens = min(INVARIANT_TOKENS, most)
-    codes = STEP_BYTES[constants["B_ELEMENT"] != "e2m1"]
-    record = RECORD_BYTES[constants["B_SCALE"] == "e4m3"]
     split = 1
     if groups is None and choice is None and matrices is None and _may_split(constants):
-        split, tokens = split_of(rows, wide, ceil_div(depth, 64), tokens, processors)
-    two = constants["A_ELEMENT"] == "none" and tokens <= TOKENS_OF_TWO and split == 1
+        split, tokens = split_of(rows, wide, ceil_div(depth, 64), tokens, processors, parts)
+    two = _are_copied(constants) and tokens <= TOKENS_OF_TWO and split == 1
     shared = functools.partial(
         shared_bytes_sm90,
         tokens=tokens,
@@ -315,7 +322,7 @@ def prefill(
         "STEPS": steps,
         "BLOCKS_PER_SM": 2 if two else 1,
         "WHOLE": depth % (64 * steps) == 0,
-        "THREADS": threads_of(constants["A_ELEMENT"]),
+        "THREADS": threads_of(constants["A_ELEMENT"], constants["INPUT"]),
         "COMPUTE": constants.get("COMPUTE", "bfloat16"),
         "MATRICES": constants.get("MATRICES", "all"),
     }
@@ -362,20 +369,31 @@ def prefill(
 
 def _most_tokens(constants: Mapping[str, Any], made: bool) -> int:
     """Rows of a tile that registers allow."""
-    if constants["A_SCALE"] == "none":
+    if constants["A_ELEMENT"] == "none":
+        most = MOST_TOKENS if _are_copied(constants) else MOST_TOKENS_HALF
+    elif constants["A_SCALE"] == "none":
         most = MOST_TOKENS_ROWS[made]
-    elif made:
-        most = MOST_TOKENS_QUANTIZED[constants["A_ELEMENT"] != "e2m1"]
     else:
-        most = MOST_TOKENS
+        most = MOST_TOKENS_QUANTIZED[constants["A_ELEMENT"] != "e2m1"]
     if constants["OUTPUT"] == "codes":
         most = min(most, MOST_TOKENS_CODES[constants["B_ELEMENT"] != "e2m1" or made])
     return most
 
 
+def _tokens_that_fit(row: int, step: int, groups: int | None) -> int:
+    """Rows of a tile of which STAGES_HALF stages fit; `row` and `step` are bytes of one of them."""
+    rest = shared_bytes_sm90(tokens=0, stages=STAGES_HALF, step=step, groups=groups)
+    return (SHARED - rest) // (STAGES_HALF * row) // 8 * 8
+
+
+def _are_copied(constants: Mapping[str, Any]) -> bool:
+    """Whether rows of A are multiplied as they are."""
+    return constants["A_ELEMENT"] == "none" and constants["INPUT"] == "bfloat16"
+
+
 def _may_pair(constants: Mapping[str, Any], depth: int) -> bool:
     """Whether a stage may have two steps: rows as they are, and no step more than there are."""
-    return constants["A_ELEMENT"] == "none" and (ceil_div(depth, 64) % 2 == 0 or depth > 1024)
+    return _are_copied(constants) and (ceil_div(depth, 64) % 2 == 0 or depth > 1024)
 
 
 def _may_split(constants: Mapping[str, Any]) -> bool:
@@ -389,31 +407,34 @@ def _is_plain(constants: Mapping[str, Any]) -> bool:
     return plain and constants["PAIR"] == "none"
 
 
-def split_of(rows: int, wide: int, steps: int, tokens: int, processors: int) -> tuple[int, int]:
+def split_of(
+    rows: int, wide: int, steps: int, tokens: int, processors: int, parts: int = 1
+) -> tuple[int, int]:
     """Blocks that share the depth of a dense product's tiles, and rows of a tile.
 
     Those for which the card takes the shortest time, with all blocks on it at once; `tokens` are
-    the rows of a tile that nobody shares, of `wide` beside each other.
+    the rows of a tile that nobody shares, of `wide` beside each other, each multiplied `parts`
+    times.
     """
     rounds = ceil_div(ceil_div(rows, tokens) * wide, processors)
-    best = (rounds * steps * time_of_tile(tokens) / 128, 1, tokens)
+    best = (rounds * steps * time_of_tile(parts * tokens) / 128, 1, tokens)
     for split in CLUSTERS:
         for tiles in range(1, int(CLUSTERS[split] * processors / split / wide) + 1):
             share = max(16, ceil_div(ceil_div(rows, tiles), 8 * split) * 8 * split)
             if share <= MOST_TOKENS_SPLIT and steps >= 4 * split:
-                time = ceil_div(steps, split) * time_of_tile(share) / 128 + TIME_OF_SPLIT
+                time = ceil_div(steps, split) * time_of_tile(parts * share) / 128 + TIME_OF_SPLIT
                 best = min(best, (time, split, share))
     return best[1], best[2]
 
 
 def tokens_of(
-    mean: float, groups: int | None, most_tokens: int, across: int, processors: int
+    mean: float, groups: int | None, most_tokens: int, across: int, processors: int, parts: int = 1
 ) -> int:
     """Rows of a tile: a multiple of 8 that wastes little on ranges of so many rows in the mean.
 
     Rows of ranges are taken to spread like those of a random routing. There are `across` tiles of
     columns; of the numbers of rows, the one that costs the least, by the time of a tile and the
-    rounds of the card that their number takes.
+    rounds of the card that their number takes. Each row is multiplied `parts` times.
     """
     most = mean if groups is None else mean + 3 * math.sqrt(mean)
     largest = min(most_tokens, max(16, ceil_div(math.ceil(most), 8) * 8))
@@ -428,7 +449,7 @@ def tokens_of(
         rounds = of_range * across * (groups or 1) / processors
         if groups is None or rounds < 16:
             rounds = math.ceil(rounds)
-        costs.append((rounds * time_of_tile(tokens), tokens))
+        costs.append((rounds * time_of_tile(parts * tokens), tokens))
     # Of those that cost about as much, the one of the most rows: weights are made less often.
     return max(tokens for cost, tokens in costs if cost <= 1.02 * min(costs)[0])
 
@@ -451,8 +472,8 @@ def time_of_tile(tokens: int) -> float:
     """The time of a tile of so many rows, up to a factor.
 
     Measured on an H200 at 33792 x 8192, a tile each multiprocessor, us: 37.6 (16 rows, two tiles a
-    multiprocessor in twice that), 43 (24 and 32, the same), 49 (40), 54 (48), 62 (64), 68 (80), 76 (96), 85 (112), 94
-    (128), 105 (144), 116 (160): tensor cores, or else the weights.
+    multiprocessor in twice that), 43 (24 and 32, the same), 49 (40), 54 (48), 62 (64), 68 (80), 76
+    (96), 85 (112), 94 (128), 105 (144), 116 (160): tensor cores, or else the weights.
     """
     return 37.6 if tokens <= 16 else max(43, 30 + 0.5 * tokens, 0.727 * tokens)
 

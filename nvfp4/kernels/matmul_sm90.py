@@ -11,7 +11,9 @@ themselves; full and empty stages are told by mbarriers, so loads for the next i
 last one is written, and the next item is looked up while the last products are under way.
 
 Where A is quantised, four warps bring its rows, dequantised, one tells consumers of them, and one
-asks for weights.
+asks for weights. Rows of float16 are copied, too; four warps more make two tiles of bfloat16 of
+each, of which the second has what the first leaves (``sm90_half_rows``), and consumers multiply a
+stripe's weights, made once, by both.
 
 Results that are only scaled and rounded go to shared memory as rows (``sm90_plain_results``);
 otherwise sums do, 32 rows of A at a time, so that results are stored along rows, or quantised: the
@@ -21,21 +23,21 @@ Where tiles are few, a cluster of SPLIT blocks shares the depth of one (``sm90_s
 
 What bfloat16 cannot hold is multiplied again as in ``matmul_decode``.
 
-Constraints: those of ``matmul_decode``, and codes and scales of B at multiples of 16 bytes; A is
-bfloat16, or quantised and CHUNK at most 128 (no more than 64 without spilled registers, which is
-the plan's limit). Grid: any number of blocks. Shared memory: :func:`shared_bytes`.
+Constraints: those of ``matmul_decode``, and codes and scales of B at multiples of 16 bytes; CHUNK
+is at most 128 where A is quantised (no more than 64 without spilled registers, which is the plan's
+limit). Grid: any number of blocks. Shared memory: :func:`shared_bytes`.
 
 With COMPUTE "fp8" rows of A are e4m3 with one scale each, A_SCALE is "none", and products are of
 e4m3: see ``fp8_operands``. MATRICES says which matrices this launch is for: see ``fp8_matrices``.
 
 Compile-time constants: those of ``matmul_decode`` that are not its own; COMPUTE, MATRICES; CHUNK,
 rows of A of a tile, a multiple of 8; HALF_TOKENS, half of it; STAGES of the ring, four or more
-where rows are made; STEPS of a stage, 2 only where rows are copied and nobody shares the depth
-(WHOLE then says whether the depth is a multiple of 128); BLOCKS_PER_SM, 2 where registers of small
-tiles allow it; EPILOGUE, whether there is a function of the user's; SPLIT, blocks that share the
-depth of a tile (1: none do; else GROUPED is False, the result is plain, CHUNK is a multiple of 8 *
-SPLIT, and the grid has SPLIT blocks for each item); SHARE, HALF_TOKENS / SPLIT; THREADS: see
-:func:`threads_of`.
+where rows are made; STEPS of a stage, 2 only where rows are multiplied as they are and nobody
+shares the depth (WHOLE then says whether the depth is a multiple of 128); BLOCKS_PER_SM, 2 where
+registers of small tiles allow it; EPILOGUE, whether there is a function of the user's; SPLIT,
+blocks that share the depth of a tile (1: none do; else GROUPED is False, the result is plain, CHUNK
+is a multiple of 8 * SPLIT, and the grid has SPLIT blocks for each item); SHARE, HALF_TOKENS /
+SPLIT; THREADS: see :func:`threads_of`.
 """
 
 from __future__ import annotations
@@ -126,6 +128,7 @@ from .products import result_columns
 from .rings import next_stage
 from .schedule import chunk_count, make_table, table_bytes
 from .sm90_byte_rows import bring_byte_rows
+from .sm90_half_rows import SPLITTING_WARPS, split_rows
 from .sm90_plain_results import store_plainly, tile_rows
 from .sm90_quantized_rows import PRODUCER_WARPS, make_rows
 from .sm90_results import PIECE, PITCH, leave_and_store, repeat_slowly
@@ -142,12 +145,15 @@ from .sm90_weights import (
     ready,
     records_at,
     records_stage,
+    rows_part,
     rows_stage,
     rows_step,
+    two_parts,
 )
 
 A_ELEMENT = "none"
 A_SCALE = "e8m0"
+INPUT = "bfloat16"
 B_ELEMENT = "e2m1"
 B_SCALE = "e8m0"
 PAIR = "none"
@@ -186,7 +192,7 @@ def results_of_group():
 
 
 def by_copies():
-    """Whether rows of A are copied as they are: in blocks of 384 threads, else of 512."""
+    """Whether rows of A are copied as they are."""
     if A_ELEMENT == "none":
         return True
     else:
@@ -205,6 +211,8 @@ def tellers_of_stage():
     """Arrivals that fill a stage: of whoever brings rows, and of whoever has asked for weights."""
     if COMPUTE == "fp8":
         return PRODUCER_WARPS + 1
+    elif two_parts():
+        return SPLITTING_WARPS + 1
     else:
         return 33
 
@@ -273,7 +281,11 @@ def produce(maps, a, a_scales, a_rows, ranges, work, ring, barriers, row_blocks,
     item, items, beyond, across, a_stride, depth, steps, first_step = work
     full, empty, brought = barriers
     weights = (item, items, beyond, across, steps, first_step)
-    if by_copies():
+    if two_parts() and ge_u32(mine, COPYING_WARPS + 2):
+        setmaxnreg_dec(40)
+        number = sub_u32(mine, COPYING_WARPS + 2)
+        split_rows(item, items, beyond, steps, ring, barriers, number, lane)
+    elif by_copies():
         if BLOCKS_PER_SM == 2:
             setmaxnreg_dec(48)
         else:
@@ -285,7 +297,7 @@ def produce(maps, a, a_scales, a_rows, ranges, work, ring, barriers, row_blocks,
             )  # fmt: skip
         elif eq_u32(mine, COPYING_WARPS):
             bring_weights(maps, ranges, weights, ring, full, empty, row_blocks, lane)
-        else:
+        elif not two_parts():
             relay(item, items, beyond, steps, brought, full, lane)
     elif COMPUTE == "fp8":
         setmaxnreg_dec(64)
@@ -361,14 +373,23 @@ def descriptor_of_stage(at):
 
 
 def multiply(acc, codes, scales, rows):
-    """Add a stripe's products of a step, a group; wait for all groups but this one."""
+    """Add a stripe's products of a step, a group; wait for all groups but this one.
+
+    Of float16 rows these are two groups with the same weights, what is left of elements first.
+    """
     if COMPUTE == "fp8":
         p, q = bytes_of_step(codes, scales[0])
         acc = wgmma_group_rs_e4m3(acc, p, q, rows)
+        wgmma_wait_group(1)
     else:
         p, q, r, s = fragments(codes, scales[0], scales[1])
-        acc = wgmma_group_rs_bf16(acc, p, q, r, s, rows)
-    wgmma_wait_group(1)
+        if two_parts():
+            acc = wgmma_group_rs_bf16(acc, p, q, r, s, rows + rows_part() // 16)
+            acc = wgmma_group_rs_bf16(acc, p, q, r, s, rows)
+            wgmma_wait_group(2)
+        else:
+            acc = wgmma_group_rs_bf16(acc, p, q, r, s, rows)
+            wgmma_wait_group(1)
     return acc
 
 
@@ -529,6 +550,8 @@ def matmul_sm90(
         if by_copies():
             if BLOCKS_PER_SM == 2:
                 setmaxnreg_inc(96)
+            elif two_parts():
+                setmaxnreg_inc(208)
             else:
                 setmaxnreg_inc(224)
         elif COMPUTE == "fp8":
@@ -670,9 +693,9 @@ def consume(
 MOST_THREADS = 512
 
 
-def threads_of(a_element: str) -> int:
-    """Threads of a block: rows that are made, or put into order, take four warps more."""
-    return 384 if a_element == "none" else MOST_THREADS
+def threads_of(a_element: str, dtype: str = "bfloat16") -> int:
+    """Threads of a block: rows that are made, split, or put into order take four warps more."""
+    return 384 if a_element == "none" and dtype == "bfloat16" else MOST_THREADS
 
 
 def shared_bytes(
@@ -693,8 +716,8 @@ _SHARED_WITH_NAIVE = (
     *("ALPHA", "DECODE_A", "DECODE_B", "PAIR", "OFFSETS", "IDS", "INDICES", "A_STARTS"),
     *("OUTPUT", "ELEMENT", "SCALE", "LAYOUT", "STARTS", "ROUNDING", "UNIT"),
 )
-_HERE = {
-    "INPUT": ("bfloat16",),
+_HERE: dict[str, tuple[Any, ...]] = {
+    "INPUT": ("bfloat16", "float16"),
     "EPILOGUE": ("none", "function"),
     "GROUPED": (True, False),
     "CHUNK": tuple(range(16, 161, 8)),
@@ -732,6 +755,7 @@ MATMUL_SM90 = matmul_sm90_kernel()
 def variant(b: str = "mxfp4", tokens: int = 128, **more: object) -> dict:
     """Constants of a usual program, to be changed by name."""
     scale = "e4m3" if b == "nvfp4" else "e8m0"
+    rows = (str(more.get("A_ELEMENT", "none")), str(more.get("INPUT", "bfloat16")))
     return {
         **{"A_ELEMENT": "none", "A_SCALE": "e8m0", "A_LAYOUT": "linear", "INPUT": "bfloat16"},
         **{"B_ELEMENT": "e2m1" if b.endswith("fp4") else b[-4:], "B_SCALE": scale},
@@ -744,7 +768,7 @@ def variant(b: str = "mxfp4", tokens: int = 128, **more: object) -> dict:
         **{"ROUNDING": "rceil", "UNIT": True},
         **{"COMPUTE": "bfloat16", "MATRICES": "all"},
         **{"SPLIT": 1, "SHARE": tokens // 2, "BLOCKS_PER_SM": 1},
-        **{"THREADS": threads_of(str(more.get("A_ELEMENT", "none")))},
+        **{"THREADS": threads_of(*rows)},
         **more,
     }
 
@@ -761,6 +785,7 @@ VARIANTS = {
         variant(tokens=120, WHOLE=False, STAGES=4),
         variant(**_FP8, COMPUTE="fp8", MATRICES="narrow"),
         variant(PAIR="interleaved", **CODES_VARIANT),
+        variant(tokens=144, **_DENSE, INPUT="float16", STAGES=4),
     ),
 }
 _QUANTIZED: dict[str, Any] = {"A_LAYOUT": "tcgen", "DECODE_A": "group", "INDICES": "none"}
@@ -772,5 +797,8 @@ SLOW_VARIANTS = {
         variant("nvfp4", 64, **{**_QUANTIZED, "A_ELEMENT": "e2m1", "A_SCALE": "e4m3"}),
         variant("mxfp4", 40, **_QUANTIZED, A_ELEMENT="e4m3", PAIR="interleaved"),
         variant("mxfp8_e4m3", 128),
+        variant("nvfp4", 144, INPUT="float16", STAGES=4),
+        variant("mxfp8_e4m3", 96, INPUT="float16", PAIR="halves", **CODES_VARIANT),
+        variant("mxfp8_e5m2", 128, **_DENSE, INPUT="float16", STAGES=3, SPLIT=4, SHARE=16),
     )
 }

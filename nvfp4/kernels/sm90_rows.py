@@ -4,7 +4,7 @@ Rows of bfloat16 lie there as they are, with a swizzle of 128 bytes, which is wh
 weights that ``ldmatrix`` hands out expect. Two warps copy, blocks of four rows in turn, eight lanes
 a row. A third asks for weights, and a fourth tells consumers of steps whose rows have come: a fence
 for the engines may wait for all copies that its thread has under way, so a warp has it that has
-none.
+none. Rows of float16 are told to the warps that split them (``sm90_half_rows``).
 
 No tensor map of A: activations lie elsewhere in every call, and maps are made once for an address
 and kept.

@@ -16,6 +16,8 @@ from ..ptx.memory import ptr_address
 from ..ptx.tma import fence_tensormap_acquire, prefetch_tensormap, tma_load_4d
 from .prepared_mma import record_bytes, step_bytes
 
+A_ELEMENT = "none"
+INPUT = "bfloat16"
 PAIR = "none"
 COMPUTE = "bfloat16"
 CHUNK = 128
@@ -27,12 +29,28 @@ BLOCKS = 16
 BOX = 8
 
 
-def rows_step():
-    """Bytes of the rows of A of a step: 64 columns of CHUNK rows."""
+def two_parts():
+    """Whether rows of A are of float16: each element is multiplied as two bfloat16."""
+    if A_ELEMENT == "none" and INPUT == "float16":
+        return True
+    else:
+        return False
+
+
+def rows_part():
+    """Bytes of a tile of rows of A of a step: 64 columns of CHUNK rows."""
     if COMPUTE == "fp8":
         return CHUNK * 64
     else:
         return CHUNK * 128
+
+
+def rows_step():
+    """Bytes of the rows of A of a step."""
+    if two_parts():
+        return 2 * rows_part()
+    else:
+        return rows_part()
 
 
 def rows_stage():
