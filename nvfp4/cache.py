@@ -35,7 +35,7 @@ from .cubin import Binary
 from .fingerprint import source_key
 from .program import Program
 
-__all__ = ["Cache", "decode", "default_cache", "encode"]
+__all__ = ["Cache", "decode", "default_cache", "encode", "write"]
 
 _MAGIC = b"nvfp4bin"
 _VERSION = 1
@@ -121,7 +121,7 @@ class Cache:
             return None
         path = self.directories[0] / _file_name(program, arch, source, compilers)
         try:
-            _write(path, encode(binary, source))
+            write(path, encode(binary, source))
         except OSError as error:
             self._unwritable = True
             warnings.warn(
@@ -173,7 +173,7 @@ def _compilers_key() -> str:
     return hashlib.sha256(repr(versions).encode()).hexdigest()
 
 
-def _write(path: Path, data: bytes) -> None:
+def write(path: Path, data: bytes) -> None:
     """Write a whole file or none: under another name, then renamed."""
     import secrets  # not needed by a process that only reads
 

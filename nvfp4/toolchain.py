@@ -10,12 +10,10 @@ beside us.
 from __future__ import annotations
 
 import functools
-import hashlib
 import importlib.metadata
 import os
 import re
 import shutil
-from pathlib import Path
 from typing import Any
 
 from .errors import ToolchainError
@@ -32,7 +30,6 @@ _DISTRIBUTIONS: dict[str, tuple[str, ...]] = {
 }
 _LIBRARIES = {"nvvm": "nvvm", "nvjitlink": "nvJitLink"}
 _INSTALL = "pip install 'nvfp4[compile]'"
-_EDGE = 1 << 20
 # In the headers of a distribution's metadata: lines before the first empty one.
 _VERSION = re.compile(r"\A(?:.+\n)*?Version:[ \t]*(\S+)", re.IGNORECASE)
 
@@ -47,8 +44,11 @@ def installed() -> tuple[tuple[str, str | None], ...]:
     versions: list[tuple[str, str | None]] = []
     for name, distributions in _DISTRIBUTIONS.items():
         found = [version for package in distributions if (version := _metadata(package))]
-        if not found and name in _LIBRARIES and (digest := _library_digest(_LIBRARIES[name])):
-            found = [digest]
+        if not found and name in _LIBRARIES:
+            from ._libraries import library_digest
+
+            digest = library_digest(_LIBRARIES[name], _metadata("cuda-pathfinder"))
+            found = [digest] if digest else []
         versions.append((name, "+".join(found) if found else None))
     return tuple(versions)
 
@@ -61,22 +61,6 @@ def _metadata(distribution: str) -> str | None:
     # The headers as text: reading them as an e-mail, as importlib does, takes longer than the rest.
     match = _VERSION.search(found.read_text("METADATA") or "")
     return match.group(1) if match else found.version
-
-
-def _library_digest(library: str) -> str | None:
-    """Identify a shared library by its size and ends (the build id is in the first page)."""
-    try:
-        from cuda import pathfinder
-
-        path = Path(pathfinder.load_nvidia_dynamic_lib(library).abs_path).resolve()
-        size = path.stat().st_size
-        with path.open("rb") as file:
-            head = file.read(_EDGE)
-            file.seek(max(0, size - _EDGE))
-            tail = file.read(_EDGE)
-    except (ImportError, OSError, RuntimeError, TypeError):
-        return None
-    return "file:" + hashlib.sha256(b"%d:" % size + head + tail).hexdigest()[:24]
 
 
 # --- what will really run -------------------------------------------------------------------------
