@@ -17,7 +17,7 @@ from nvfp4.api import _repeat
 from nvfp4.formats import FORMATS
 from nvfp4.plans_prepared import Cut
 
-from .test_kernels_prepared_products import BF16, check, integers
+from .test_kernels_prepared_products import BF16, check, eleven_bits, integers
 from .test_public_arrays import MAKERS
 
 COLUMNS = 272
@@ -71,6 +71,17 @@ def test_every_tile_of_many_rows(
     check(MAKERS["cupy"](), a, b, BF16, **options)
 
 
+@pytest.mark.parametrize("tokens", [*range(16, plans_prepared.MOST_TOKENS_HALF + 1, 8)])
+def test_every_tile_of_float16_rows(cupy: Any, patch: pytest.MonkeyPatch, tokens: int) -> None:
+    patch.setattr(plans_prepared, "many_rows", lambda **_: 0)
+    patch.setattr(plans_prepared, "tokens_of", lambda *_: tokens)
+    depth, fmt = (1120, "mxfp4") if tokens // 8 % 2 else (384, "nvfp4")
+    b = nvfp4.quantize(integers((4, COLUMNS, depth), 7, np.float32), fmt)
+    options = ranges_of(tokens)
+    a = eleven_bits((int(options["row_offsets"][-1]) + 2, depth), 8)
+    check(MAKERS["cupy"](), a, b, BF16, **options)
+
+
 @pytest.mark.parametrize("split, tokens", CLUSTERS)
 def test_clusters_that_share_the_depth(
     cupy: Any, patch: pytest.MonkeyPatch, split: int, tokens: int
@@ -80,6 +91,7 @@ def test_clusters_that_share_the_depth(
     b = nvfp4.quantize(integers((COLUMNS, 2144), 3, np.float32), "mxfp4")
     for rows in (tokens - 1, tokens + 9):
         check(MAKERS["cupy"](), integers((rows, 2144), 4), b, BF16)
+        check(MAKERS["cupy"](), eleven_bits((rows, 2144), 4), b, BF16)
 
 
 @pytest.mark.parametrize("chunk, fmt", CHUNKS)

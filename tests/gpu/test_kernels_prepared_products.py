@@ -114,6 +114,44 @@ def test_grouped_products_with_gathered_rows(cupy: Any, fmt: str, rows: int) -> 
     check(MAKERS["cupy"](), integers((20, 704), 11), b, **options)
 
 
+def eleven_bits(shape: tuple[int, int], seed: int) -> np.ndarray:
+    """Values of float16 of which bfloat16 holds none, half of them 0; exact sums."""
+    rng = np.random.default_rng(seed)
+    odd = 2 * rng.integers(512, 1024, shape) + 1
+    values = odd * np.exp2(rng.integers(-10, -7, shape)) * rng.choice([-1, 1], shape)
+    return (values * (rng.random(shape) < 0.5)).astype(np.float16)
+
+
+@pytest.mark.parametrize("rows", [5, 100, 700])
+@pytest.mark.parametrize("fmt", FORMATS)
+def test_rows_of_float16_keep_all_their_bits(cupy: Any, fmt: str, rows: int) -> None:
+    """Few rows and many; infinities, NaN and subnormal elements; dense, and gathered for ranges."""
+    library = MAKERS["cupy"]()
+    a = eleven_bits((rows, 736), 23)
+    b = nvfp4.quantize(integers((COLUMNS, 736), 24, np.float32), fmt)
+    check(library, a, b)
+    check(library, a, b, np.float16, epilogue=lambda v, r, c, e: v * np.float32(0.5))
+    a[3] = (np.arange(736) * 2 - 735) * 2.0**-24
+    check(library, a, b)
+    indices = np.random.default_rng(25).permutation(rows).astype(np.int32)
+    indices[[0, rows // 2]] = -1, rows
+    offsets = np.array([0, rows // 2, rows // 2, rows], np.int32)
+    stack = nvfp4.quantize(integers((3, COLUMNS, 736), 26, np.float32), fmt)
+    ids = np.array([2, 0, 1], np.int32)
+    check(library, a, stack, row_offsets=offsets, row_indices=indices, expert_ids=ids)
+    ones = nvfp4.quantize(np.ones((COLUMNS, 736), np.float32), fmt)
+    a[[1, 2], 7] = np.inf, -np.inf
+    check(library, a, ones)
+    a[4, 9] = np.nan
+    out = room(library, (rows, COLUMNS), np.float32)
+    nvfp4.matmul(
+        library.there(a), nvfp4.prepare_weights(there(library, ones)), out=out, out_dtype="float32"
+    )
+    got = library.back(out)
+    assert np.isnan(got[4]).all() and np.isposinf(got[1]).all() and np.isneginf(got[2]).all()
+    assert np.isfinite(np.delete(got, [1, 2, 4], 0)).all()
+
+
 @pytest.mark.parametrize("rows", [4, 100])
 def test_a_plain_matrix_among_others(cupy: Any, rows: int) -> None:
     b = nvfp4.quantize(integers((2, 64, 256), 12, np.float32), "mxfp4", scale_layout="linear")
