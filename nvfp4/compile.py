@@ -7,11 +7,14 @@ no driver takes part, so every target can be built anywhere. A cache hit imports
 
 from __future__ import annotations
 
+import contextlib
+import gc
 import inspect as inspect_module
 import re
 import subprocess
 import tempfile
 import threading
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -26,6 +29,8 @@ __all__ = ["build", "faults", "find", "inspect", "sass"]
 
 # Numba compiles one function at a time, whatever the number of threads that ask.
 _building = threading.RLock()
+
+_NEVER = (1 << 31) - 1
 
 _SERIALISED = re.compile(r"\bC75\d\d\b")
 _DOUBLE = re.compile(r"\b[a-z][\w.]*\.f64\b[\w.]*")
@@ -62,7 +67,7 @@ def build(program: Program, arch: str, *, cache: Cache | None = None) -> Binary:
     binary = find(program, arch, cache=cache)
     if binary is not None:
         return binary
-    with _building:
+    with _building, _no_full_collections():
         binary = cache.find(program, arch)  # another thread may just have built it
         if binary is None:
             binary, _ = _compile(program, arch, ptx=False)
@@ -77,8 +82,25 @@ def inspect(program: Program, arch: str) -> tuple[Binary, str]:
     code comes. Raises as :func:`build` does.
     """
     check_supported(program.kernel, arch)
-    with _building:
+    with _building, _no_full_collections():
         return _compile(program, arch, ptx=True)
+
+
+@contextlib.contextmanager
+def _no_full_collections() -> Iterator[None]:
+    """Python's collector looks at young objects alone: a sixth of a build would be looks at all.
+
+    Numba makes hundreds of thousands of objects that live until the kernel is built, and are looked
+    at again and again while their number grows. What is garbage for another reason waits as long.
+    """
+    before = gc.get_threshold()
+    ours = (*before[:2], _NEVER)
+    gc.set_threshold(*ours)
+    try:
+        yield
+    finally:
+        if gc.get_threshold() == ours:  # nobody has set another one meanwhile
+            gc.set_threshold(*before)
 
 
 def _compile(program: Program, arch: str, *, ptx: bool) -> tuple[Binary, str]:

@@ -1,13 +1,15 @@
 from __future__ import annotations
 
+import gc
 import re
 import subprocess
 from pathlib import Path
+from typing import Any
 
 import pytest
 
+from nvfp4 import _numba, toolchain
 from nvfp4 import compile as compiler
-from nvfp4 import toolchain
 from nvfp4.architectures import ARCHITECTURES
 from nvfp4.cache import Cache
 from nvfp4.cubin import CubinError, read_cubin
@@ -39,6 +41,46 @@ def test_a_program_builds_for_every_target_without_a_gpu(arch: str) -> None:
     code = compiler.sass(binary)
     assert f".target\t{arch}" in code
     assert re.search(r"\bIMAD|\bIMUL", code)
+
+
+@pytest.mark.parametrize("ours", [(700, 10, 10), (0, 10, 10), (90, 3, 2)])
+def test_a_build_puts_off_full_collections_and_leaves_the_collector_as_it_was(
+    ours: tuple[int, int, int], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    seen = []
+
+    def fail(*_: object, **__: object) -> bytes:
+        seen.append(gc.get_threshold())
+        raise RuntimeError("no code")
+
+    monkeypatch.setattr(_numba, "compile_to_ltoir", fail)
+    before = gc.get_threshold()
+    try:
+        gc.set_threshold(*ours)
+        with pytest.raises(RuntimeError, match="no code"):
+            compiler.build(program(), "sm_90a")
+        assert gc.get_threshold() == ours
+    finally:
+        gc.set_threshold(*before)
+    assert seen[0][:2] == ours[:2] and seen[0][2] > 1_000_000
+
+
+def test_a_threshold_that_is_set_while_a_kernel_is_built_is_kept(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    real = _numba.compile_to_ltoir
+
+    def compile_to_ltoir(*given: Any, **more: Any) -> bytes | str:
+        gc.set_threshold(5000, 7, 7)
+        return real(*given, **more)
+
+    monkeypatch.setattr(_numba, "compile_to_ltoir", compile_to_ltoir)
+    before = gc.get_threshold()
+    try:
+        compiler.build(program(), "sm_90a")
+        assert gc.get_threshold() == (5000, 7, 7)
+    finally:
+        gc.set_threshold(*before)
 
 
 def test_the_constants_are_in_the_code() -> None:
