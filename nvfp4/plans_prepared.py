@@ -169,8 +169,9 @@ MOST_TOKENS = 152
 MOST_TOKENS_QUANTIZED = (64, 40)
 #: The same of rows without block scales: multiplied as they are, made bfloat16 on the way.
 MOST_TOKENS_ROWS = (128, 112)
-#: The same of float16 rows, each of which is multiplied as two of bfloat16.
-MOST_TOKENS_HALF = 144
+#: The same of float16 rows, each of which is multiplied as two of bfloat16; the second where the
+#: result is quantised.
+MOST_TOKENS_HALF = (144, 128)
 #: The same where the result is quantised; the second of weights of eight bits or a quantised A.
 MOST_TOKENS_CODES = (152, 96)
 #: The same where blocks share the depth: their sums take 1 KiB a row, where the ring was.
@@ -370,7 +371,8 @@ def prefill(
 def _most_tokens(constants: Mapping[str, Any], made: bool) -> int:
     """Rows of a tile that registers allow."""
     if constants["A_ELEMENT"] == "none":
-        most = MOST_TOKENS if _are_copied(constants) else MOST_TOKENS_HALF
+        of_half = MOST_TOKENS_HALF[constants["OUTPUT"] == "codes"]
+        most = MOST_TOKENS if _are_copied(constants) else of_half
     elif constants["A_SCALE"] == "none":
         most = MOST_TOKENS_ROWS[made]
     else:

@@ -71,7 +71,7 @@ def test_every_tile_of_many_rows(
     check(MAKERS["cupy"](), a, b, BF16, **options)
 
 
-@pytest.mark.parametrize("tokens", [*range(16, plans_prepared.MOST_TOKENS_HALF + 1, 8)])
+@pytest.mark.parametrize("tokens", range(16, plans_prepared.MOST_TOKENS_HALF[0] + 1, 8))
 def test_every_tile_of_float16_rows(cupy: Any, patch: pytest.MonkeyPatch, tokens: int) -> None:
     patch.setattr(plans_prepared, "many_rows", lambda **_: 0)
     patch.setattr(plans_prepared, "tokens_of", lambda *_: tokens)
