@@ -103,8 +103,9 @@ def _machine() -> Any:
         from .. import sim
 
         return sim.current_machine() or sim.default_machine()
-    module = sys.modules.get("nvfp4.sim")
-    return None if module is None else module.current_machine()
+    # Another thread may be importing it at this moment: then nobody has entered a machine here.
+    current = getattr(sys.modules.get("nvfp4.sim"), "current_machine", None)
+    return None if current is None else current()
 
 
 def copied(array: Array) -> Array:

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import contextvars
+import sys
 import threading
+from types import ModuleType
 
 import numpy as np
 import pytest
@@ -36,6 +38,14 @@ def test_threads_that_share_a_machine_take_turns() -> None:
     for result in results:
         assert isinstance(result, nvfp4.QTensor), result
         np.testing.assert_array_equal(result.codes, golden.codes)
+
+
+def test_a_call_while_another_thread_imports_the_simulator_is_made_by_the_golden_model(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    golden = nvfp4.quantize(X, "nvfp4")
+    monkeypatch.setitem(sys.modules, "nvfp4.sim", ModuleType("nvfp4.sim"))  # nothing in it yet
+    assert nvfp4.quantize(X, "nvfp4").codes.tobytes() == golden.codes.tobytes()
 
 
 @pytest.mark.parametrize(
