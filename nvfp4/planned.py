@@ -373,7 +373,8 @@ def _ranges(
         left = warm.operand(kind, (experts, m, k), scale_layout)
         return left, {"row_counts": np.zeros(experts, np.int32)}
     count = groups or experts
-    offsets = np.linspace(0, m if rows is None else rows, count + 1).astype(np.int32)
+    total = m if rows is None else rows
+    offsets = np.linspace(0, total, count + 1).astype(np.int32 if total < 1 << 31 else np.int64)
     gathered = rows is not None
     left = warm.operand(kind, (m, k), scale_layout, None if gathered else offsets)
     return left, {

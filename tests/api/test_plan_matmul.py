@@ -123,6 +123,10 @@ def test_sizes_beyond_any_memory_are_planned() -> None:
                              expert_ids=True, card="H200")  # fmt: skip
     assert plan.kernel == "matmul_sm90" and plan.grid == (132, 1, 1)
     assert nvfp4.plan_matmul(1 << 28, 1 << 15, 64, out_dtype="mxfp8", card="H200").launches
+    plan = nvfp4.plan_matmul(1 << 31, 256, 64, experts=4, prepared=False, card="H200")
+    assert plan.constants["OFFSETS"] == "int64"  # 32 bits with a sign do not reach so far
+    with pytest.raises(nvfp4.UnsupportedError, match=r"fewer than 2\^31 rows"):
+        nvfp4.plan_matmul(5, 256, 64, experts=4, rows=1 << 31, card="H200")
 
 
 @pytest.mark.parametrize(
