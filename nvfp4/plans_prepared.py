@@ -173,7 +173,7 @@ MOST_TOKENS_ROWS = (128, 112)
 #: result is quantised.
 MOST_TOKENS_HALF = (144, 128)
 #: The same where the result is quantised; the second of weights of eight bits or a quantised A.
-MOST_TOKENS_CODES = (152, 96)
+MOST_TOKENS_CODES = (144, 96)
 #: The same where blocks share the depth: their sums take 1 KiB a row, where the ring was.
 MOST_TOKENS_SPLIT = 128
 #: What sharing costs, in the unit of :func:`time_of_tile` for 128 steps: microseconds of an H200.
