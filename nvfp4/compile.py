@@ -10,6 +10,7 @@ from __future__ import annotations
 import contextlib
 import gc
 import inspect as inspect_module
+import itertools
 import re
 import subprocess
 import tempfile
@@ -31,6 +32,8 @@ __all__ = ["build", "faults", "find", "inspect", "sass"]
 _building = threading.RLock()
 
 _NEVER = (1 << 31) - 1
+_BUILDS_OF_COLLECTION = 8
+_builds = itertools.count(1)
 
 _SERIALISED = re.compile(r"\bC75\d\d\b")
 _DOUBLE = re.compile(r"\b[a-z][\w.]*\.f64\b[\w.]*")
@@ -92,6 +95,8 @@ def _no_full_collections() -> Iterator[None]:
 
     Numba makes hundreds of thousands of objects that live until the kernel is built, and are looked
     at again and again while their number grows. What is garbage for another reason waits as long.
+    A process that does nothing but build looks at all of them behind some builds: each leaves some
+    50 MB of garbage.
     """
     before = gc.get_threshold()
     ours = (*before[:2], _NEVER)
@@ -101,6 +106,8 @@ def _no_full_collections() -> Iterator[None]:
     finally:
         if gc.get_threshold() == ours:  # nobody has set another one meanwhile
             gc.set_threshold(*before)
+        if next(_builds) % _BUILDS_OF_COLLECTION == 0:
+            gc.collect()
 
 
 def _compile(program: Program, arch: str, *, ptx: bool) -> tuple[Binary, str]:

@@ -65,6 +65,18 @@ def test_a_build_puts_off_full_collections_and_leaves_the_collector_as_it_was(
     assert seen[0][:2] == ours[:2] and seen[0][2] > 1_000_000
 
 
+def test_a_process_that_only_builds_collects_its_garbage_now_and_then(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Or memory grows by that of every build: nothing else happens to start a full collection."""
+    collected = []
+    monkeypatch.setattr(gc, "collect", lambda: collected.append(True))
+    for _ in range(2 * compiler._BUILDS_OF_COLLECTION):
+        with compiler._no_full_collections():
+            pass
+    assert len(collected) == 2
+
+
 def test_a_threshold_that_is_set_while_a_kernel_is_built_is_kept(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
