@@ -180,9 +180,13 @@ def store_plainly(to, acc0, acc1, a_rows, factors, here, columns, where, part, b
         factor = ZERO
         if DECODE_A == "row":
             at = add_u32(base, add_u32(mul_u32(lane, PITCH), FACTOR))
-            st_shared_f32(at, factor_of_source(scalars, here, source0))
+            factor0 = factor_of_source(scalars, here, source0)
+            factor1 = factor_of_source(scalars, here, source1)
+            if lt_u32(lane, tile_rows()):
+                st_shared_f32(at, factor0)
             if tile_rows() > 32:
-                st_shared_f32(add_u32(at, 32 * PITCH), factor_of_source(scalars, here, source1))
+                if lt_u32(lane, tile_rows() - 32):
+                    st_shared_f32(add_u32(at, 32 * PITCH), factor1)
         elif here[0] >= 0:
             factor = factor_of_source(scalars, here, u32_of_i64(0))  # that of all rows
         left = add_u32(shl_u32(here[4], 8), shl_u32(group, 7))

@@ -82,6 +82,17 @@ def test_every_tile_of_float16_rows(cupy: Any, patch: pytest.MonkeyPatch, tokens
     check(MAKERS["cupy"](), a, b, BF16, **options)
 
 
+@pytest.mark.parametrize("tokens", [16, 24, 40, 56, 64])
+def test_tiles_of_rows_with_scales_of_their_own(
+    cupy: Any, patch: pytest.MonkeyPatch, tokens: int
+) -> None:
+    patch.setattr(plans_prepared, "many_rows", lambda **_: 0)
+    patch.setattr(plans_prepared, "tokens_of", lambda *_: tokens)
+    scales = np.exp2(np.arange(2 * tokens + 3) % 11 - 5).astype(np.float32)[:, None]
+    a = nvfp4.quantize(integers((2 * tokens + 3, 384), 7), "nvfp4", encode_scale=scales)
+    check(MAKERS["cupy"](), a, nvfp4.quantize(integers((COLUMNS, 384), 8), "mxfp4"), BF16)
+
+
 @pytest.mark.parametrize("split, tokens", CLUSTERS)
 def test_clusters_that_share_the_depth(
     cupy: Any, patch: pytest.MonkeyPatch, split: int, tokens: int

@@ -337,6 +337,17 @@ def test_every_row_has_its_own_decode_scale(sm90: str) -> None:
     check(sm90, a, weights("mxfp4", 16, 32), checks=False)
 
 
+@pytest.mark.parametrize("tokens", [16, 40])
+def test_factors_of_rows_lie_beside_the_results_of_a_tile_that_is_smaller_than_64(
+    sm90: str, monkeypatch: pytest.MonkeyPatch, tokens: int
+) -> None:
+    """Not in the results of the other warpgroup, nor behind all."""
+    monkeypatch.setattr(plans_prepared, "tokens_of", lambda *_: tokens)
+    scales = np.exp2(np.arange(tokens + 1) % 11 - 5).astype(np.float32)[:, None]
+    a = nvfp4.quantize(integers((tokens + 1, 32), 6), "nvfp4", encode_scale=scales)
+    check(sm90, a, weights("mxfp4", 136, 32), out_dtype="bfloat16")
+
+
 @pytest.mark.parametrize("halves", [True, False])
 def test_pairs_of_columns(kernel: str, halves: bool) -> None:
     options: dict[str, Any] = {"epilogue": SWIGLU(halves=halves), "out_dtype": "bfloat16"}
