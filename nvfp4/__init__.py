@@ -6,10 +6,14 @@ The names below are the public interface; each is imported when it is first used
 from __future__ import annotations
 
 import os
+import time
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 __version__ = "0.1.0"
+
+#: When this process began to read the sources, for ``nvfp4.fingerprint``.
+_READ_SINCE = time.time_ns()
 
 __all__ = [
     "BlockFormat",

@@ -7,13 +7,15 @@ that an edit elsewhere in the user's file rebuilds nothing. No path and no time 
 the same sources have the same digest on every machine. The versions of the compilers are no part of
 it; the cache keeps them beside it (``nvfp4.cache``).
 
-An edit can so never meet a stale binary, and computing it imports no compiler.
+An edit can so never meet a stale binary, nor can a process that goes on with old code after one
+leave such a binary to others; and computing the digest imports no compiler.
 """
 
 from __future__ import annotations
 
 import functools
 import hashlib
+import os
 import struct
 import sys
 from pathlib import Path
@@ -22,6 +24,7 @@ from typing import Any
 
 import numpy as np
 
+from . import _READ_SINCE
 from . import program as _program
 from .program import Program
 from .ptx.instruction import Instruction
@@ -64,11 +67,18 @@ def _package_digest() -> bytes:
 
 @functools.cache
 def _file_digest(path: str) -> bytes | None:
-    """Digest of a source file, read once in a process as the modules themselves are."""
+    """Digest of a source file, read once in a process as the modules themselves are.
+
+    A file that was written since then may not be what was imported: what this process makes of it
+    is for no other.
+    """
     try:
-        return hashlib.sha256(Path(path).read_bytes()).digest()
+        digest = hashlib.sha256(Path(path).read_bytes())
+        if os.stat(path).st_ctime_ns >= _READ_SINCE:
+            digest.update(f"read at {_READ_SINCE} by process {os.getpid()}".encode())
     except OSError:
         return None
+    return digest.digest()
 
 
 #: Types whose values are told apart by what they are called and how they are written.

@@ -2,8 +2,11 @@ from __future__ import annotations
 
 import importlib
 import importlib.util
+import os
+import shutil
 import subprocess
 import sys
+import textwrap
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -128,6 +131,7 @@ def test_the_package_that_compiles_is_part_of_the_digest(
 ) -> None:
     """A copy of the package with one file changed has another digest for the same program."""
     digests = []
+    monkeypatch.setattr(fingerprint, "_READ_SINCE", 1 << 63)  # as if they had been there before
     for name, edit in {
         "same": "", "compile.py": "#", "_numba.py": "#", "program.py": "#", "ptx/bits.py": "#",
     }.items():  # fmt: skip
@@ -185,6 +189,37 @@ def closure(constant: Any) -> Any:
         return value + constant
 
     return function
+
+
+def test_a_process_that_goes_on_with_old_code_keeps_what_it_builds_to_itself(
+    tmp_path: Path,
+) -> None:
+    """An edit, or an upgrade, under a running process: its key is not that of the new sources."""
+    shutil.copytree(
+        ROOT / "nvfp4", tmp_path / "nvfp4", ignore=shutil.ignore_patterns("__pycache__")
+    )
+    code = """
+        import sys, time
+        from nvfp4.fingerprint import source_key
+        from nvfp4.kernels.copy import COPY
+        if sys.argv[1] == "edit":
+            from nvfp4.kernels import copy
+            time.sleep(0.02)
+            with open(copy.__file__, "a") as file:
+                file.write("# edited\\n")
+        print(source_key(COPY.program(), "sm_90a"))
+    """
+
+    def key(what: str) -> str:
+        return subprocess.run(
+            [sys.executable, "-c", textwrap.dedent(code), what],
+            cwd=tmp_path, env=os.environ | {"PYTHONPATH": str(tmp_path)},
+            capture_output=True, text=True, check=True,
+        ).stdout  # fmt: skip
+
+    before, during, after = key("look"), key("edit"), key("look")
+    assert len({before, during, after}) == 3
+    assert key("look") == after
 
 
 def test_a_function_defined_anew_has_the_digest_of_its_twin() -> None:
