@@ -181,7 +181,9 @@ TIME_OF_SPLIT = 5.0
 #: Clusters that a card has at once, of its multiprocessors: those of a cluster are neighbours, and
 #: groups of neighbours are of 14 to 18, differently on each card.
 CLUSTERS = {2: 0.97, 4: 0.88, 8: 0.75}
-#: Rows of a tile up to which two blocks share a multiprocessor.
+#: Rows of a tile up to which two blocks share a multiprocessor, where there are more tiles than
+#: multiprocessors: else two may have to share one while another has none. (8 ranges of 4096 x 14336
+#: with 64 rows, 128 tiles: 120 us, and 70 with a block each.)
 TOKENS_OF_TWO = 32
 #: Bytes of 16 rows of the weights in a step of 64 columns: codes of four bits and of eight, scales
 #: of blocks of 32 and of 16.
@@ -295,7 +297,8 @@ def prefill(
     split = 1
     if groups is None and choice is None and matrices is None and _may_split(constants):
         split, tokens = split_of(rows, wide, ceil_div(depth, 64), tokens, processors, parts)
-    two = _are_copied(constants) and tokens <= TOKENS_OF_TWO and split == 1
+    tiles = wide * max(ceil_div(rows, tokens), min(rows, groups or 1))
+    two = _are_copied(constants) and tokens <= TOKENS_OF_TWO and split == 1 and tiles > processors
     shared = functools.partial(
         shared_bytes_sm90,
         tokens=tokens,

@@ -279,6 +279,19 @@ def test_which_kernel_makes_products_of_how_many_rows(
     assert launch.program.label.startswith(f"matmul_{kernel}"), launch.program.label
 
 
+@pytest.mark.parametrize("columns, blocks", [(16 * 256, 132), (17 * 256, 264)])
+def test_small_tiles_share_multiprocessors_where_there_are_more_of_them(
+    columns: int, blocks: int
+) -> None:
+    """8 ranges of 8 rows: of 128 tiles some multiprocessors would have none, and others two."""
+    facts: dict[str, Any] = {**FACTS, "columns": columns, "rows": 64, "input_rows": 64}
+    facts |= {"experts": 8, "groups": 8, "a_row_stride": 32}
+    facts |= index_facts(np.zeros(9, np.int32), None, None, None)
+    (launch,) = plans_products.grouped_matmul("sm_90a", **facts)
+    assert dict(launch.program.constants)["BLOCKS_PER_SM"] == blocks // 132
+    assert launch.grid == (min(blocks, 12 * columns // 256), 1, 1)
+
+
 def test_few_rows_of_many_ranges_have_no_more_tiles_than_rows() -> None:
     """Rows decide how many matrices are read, where they are fewer."""
     many: Any = plans_prepared.many_rows
