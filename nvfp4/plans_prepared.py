@@ -1,8 +1,10 @@
-"""Plans of products with prepared weights; ``nvfp4.plans_products`` asks for them."""
+"""Plans of products of few rows with prepared weights: ``kernels.matmul_decode``.
+
+``nvfp4.plans_products`` asks for them. Many rows: ``nvfp4.plans_sm90``.
+"""
 
 from __future__ import annotations
 
-import functools
 import math
 from collections.abc import Iterator, Mapping
 from typing import Any, NamedTuple
@@ -10,18 +12,12 @@ from typing import Any, NamedTuple
 from .architectures import capability
 from .errors import UnsupportedError
 from .kernels.matmul_decode import shared_bytes
-from .kernels.matmul_sm90 import shared_bytes as shared_bytes_sm90
-from .kernels.matmul_sm90 import threads_of
-from .kernels.prepared import HEADER
-from .kernels.sm90_quantized_rows import PRODUCER_WARPS
-from .kernels.sm90_weights import BLOCKS, BOX
 from .launch import Launch
 from .program import Kernel
-from .tensor_maps import MapOf
 from .tiling import ceil_div
 from .tuning import Choice
 
-__all__ = ["decode", "prefill"]
+__all__ = ["decode"]
 
 #: Whether weights are loaded before the kernels ahead in the stream have ended.
 AHEAD = True
@@ -69,8 +65,8 @@ def decode(
     UnsupportedError
         Pairs in halves of a number of columns that is no multiple of 32.
     """
-    _check_pairs(constants, columns)
-    _check_groups(groups)
+    check_pairs(constants, columns)
+    check_groups(groups)
     team = None if matrices is None else invariant_team(columns, depth)
     cut = None if team else chosen(choice, constants, depth)
     if cut is None:
@@ -135,7 +131,7 @@ def shared_of_processor(arch: str) -> int:
     return kib << 10
 
 
-def _check_groups(groups: int | None) -> None:
+def check_groups(groups: int | None) -> None:
     """The table of ranges must fit in shared memory."""
     if groups is not None and groups > MOST_GROUPS:
         raise UnsupportedError(
@@ -144,7 +140,7 @@ def _check_groups(groups: int | None) -> None:
         )
 
 
-def _check_pairs(constants: Mapping[str, Any], columns: int) -> None:
+def check_pairs(constants: Mapping[str, Any], columns: int) -> None:
     """Gates and their partners stand in the same places of their stripes of 16 columns."""
     if constants["PAIR"] == "halves" and columns % 32:
         raise UnsupportedError(
@@ -154,52 +150,10 @@ def _check_pairs(constants: Mapping[str, Any], columns: int) -> None:
         )
 
 
-#: Rows of a range, in the mean, from which on ``kernels.matmul_sm90`` is faster: where tiles of 16
-#: rows are at least so many for each multiprocessor. (Its blocks do not share the depth of ranges:
-#: with few tiles some multiprocessors have none.) Measured on an H200.
-MANY_ROWS = ((30, 3), (10, 5), (3, 6), (0.9, 8), (0, 24))
-#: The same of rows that are not copied as they are.
-MANY_ROWS_MADE = ((10, 8), (3, 10), (0, 24))
-#: The same of a dense product whose columns alone fill the card, and of one where they do not:
-#: whose blocks may share the depth, and others.
-MANY_ROWS_DENSE = (17, 40, 128)
-#: Rows of a tile that registers allow.
-MOST_TOKENS = 152
-#: The same by elements of a quantised A, which is made bfloat16 on the way: of four bits, of eight.
-MOST_TOKENS_QUANTIZED = (64, 40)
-#: The same of rows without block scales: multiplied as they are, made bfloat16 on the way.
-MOST_TOKENS_ROWS = (128, 112)
-#: The same of float16 rows, each of which is multiplied as two of bfloat16; the second where the
-#: result is quantised.
-MOST_TOKENS_HALF = (144, 128)
-#: The same where the result is quantised; the second of weights of eight bits or a quantised A.
-MOST_TOKENS_CODES = (144, 96)
-#: The same where blocks share the depth: their sums take 1 KiB a row, where the ring was.
-MOST_TOKENS_SPLIT = 128
-#: What sharing costs, in the unit of :func:`time_of_tile` for 128 steps: microseconds of an H200.
-TIME_OF_SPLIT = 5.0
-#: Clusters that a card has at once, of its multiprocessors: those of a cluster are neighbours, and
-#: groups of neighbours are of 14 to 18, differently on each card.
-CLUSTERS = {2: 0.97, 4: 0.88, 8: 0.75}
-#: Rows of a tile up to which two blocks share a multiprocessor, where there are more tiles than
-#: multiprocessors: else two may have to share one while another has none. (8 ranges of 4096 x 14336
-#: with 64 rows, 128 tiles: 120 us, and 70 with a block each.)
-TOKENS_OF_TWO = 32
 #: Bytes of 16 rows of the weights in a step of 64 columns: codes of four bits and of eight, scales
 #: of blocks of 32 and of 16.
 STEP_BYTES = (512, 1024)
 RECORD_BYTES = (32, 64)
-#: Shared memory of a multiprocessor that blocks may take.
-SHARED = 222 << 10
-#: Stages in shared memory that are worth their room.
-MOST_STAGES = 10
-#: Stages of float16 rows: one that is multiplied, one that is split, and two on their way.
-STAGES_HALF = 4
-#: In a batch-invariant product: rows of a tile, so that all rows are of one kind of instruction;
-INVARIANT_TOKENS = 64
-#: and tiles of 256 columns, of all matrices, from which on ``kernels.matmul_sm90`` makes it: with
-#: fewer it leaves multiprocessors idle where there are few rows.
-INVARIANT_TILES = 132
 
 
 def invariant_team(columns: int, depth: int) -> int:
@@ -210,277 +164,6 @@ def invariant_team(columns: int, depth: int) -> int:
     steps = ceil_div(depth, 64)
     most = 8 if columns < 16384 else 4
     return next(team for team in (8, 4, 2, 1) if team <= most and (team == 1 or steps >= 4 * team))
-
-
-def many_rows(
-    *,
-    rows: int,
-    columns: int,
-    groups: int | None,
-    processors: int,
-    split: bool = True,
-    made: bool = False,
-) -> int:
-    """Rows of a range, in the mean, from which on ``kernels.matmul_sm90`` makes a product."""
-    tiles = ceil_div(columns, 256)
-    if groups is None:
-        return MANY_ROWS_DENSE[0 if 4 * tiles >= 3 * processors else 1 if split else 2]
-    tiles *= min(rows, groups)
-    limits = MANY_ROWS_MADE if made else MANY_ROWS
-    return next(many for full, many in limits if tiles >= full * processors)
-
-
-def prefill(
-    constants: Mapping[str, Any],
-    *,
-    rows: int,
-    columns: int,
-    depth: int,
-    groups: int | None,
-    processors: int,
-    kernel: Kernel,
-    args: tuple[int | float | str, ...],
-    choice: Choice | None = None,
-    experts: int = 1,
-    matrices: int | None = None,
-) -> Launch | None:
-    """Products of many rows with each matrix: ``kernels.matmul_sm90``, where it can make them.
-
-    Parameters
-    ----------
-    constants, rows, columns, depth, groups, processors, kernel, args, choice, matrices
-        As in :func:`decode`; COMPUTE and MATRICES of this kernel may be among the constants.
-    experts
-        Matrices of the weights.
-
-    Raises
-    ------
-    UnsupportedError
-        As in :func:`decode`.
-    """
-    _check_pairs(constants, columns)
-    _check_groups(groups)
-    mean = rows / (groups or 1)
-    many = many_rows(
-        rows=rows,
-        columns=columns,
-        groups=groups,
-        processors=processors,
-        split=_may_split(constants),
-        made=not _are_copied(constants),
-    )
-    if choice is not None:
-        many = 0 if choice.kernel == "sm90" else rows + 1
-    if matrices is not None:
-        choice = None
-        many = 0 if matrices * ceil_div(columns, 256) >= INVARIANT_TILES else rows + 1
-    nothing = not (experts and columns and depth)  # of which there is no tensor map
-    if mean < many or nothing:
-        return None
-    halves = constants["PAIR"] == "halves"
-    narrow = constants.get("COMPUTE") == "fp8"
-    made = constants["A_ELEMENT"] != "none" and not narrow  # rows, bfloat16 on the way
-    parts = 2 if constants["A_ELEMENT"] == "none" and not _are_copied(constants) else 1
-    row = 64 if narrow else 128 * parts  # bytes of a row of A in a stage
-    codes = STEP_BYTES[constants["B_ELEMENT"] != "e2m1"]
-    record = RECORD_BYTES[constants["B_SCALE"] == "e4m3"]
-    most = _most_tokens(constants, made)
-    if parts == 2:
-        most = min(most, _tokens_that_fit(row, codes + record, groups))
-    wide = ceil_div(columns // 2 if halves else columns, 128 if halves else 256)
-    if choice is None:
-        tokens = tokens_of(mean, groups, most, wide, processors, parts)
-    else:
-        tokens = min(choice.tokens, most)
-    if matrices is not None:
-        tokens = min(INVARIANT_TOKENS, most)
-    split = 1
-    if groups is None and choice is None and matrices is None and _may_split(constants):
-        split, tokens = split_of(rows, wide, ceil_div(depth, 64), tokens, processors, parts)
-    tiles = wide * max(ceil_div(rows, tokens), min(rows, groups or 1))
-    two = _are_copied(constants) and tokens <= TOKENS_OF_TWO and split == 1 and tiles > processors
-    shared = functools.partial(
-        shared_bytes_sm90,
-        tokens=tokens,
-        step=codes + record,
-        groups=groups,
-        row=row,
-        results=min(64, tokens // split) if _is_plain(constants) else 64,
-    )
-    room = SHARED // (2 if two else 1) - shared(stages=0)
-    # A warp that makes rows has every fourth step, one that loads them every second: with fewer
-    # stages it would be two turns of the ring ahead, which parities do not tell from none.
-    least = PRODUCER_WARPS if made else 2
-    if split > 1:  # sums of all of the tile, where the ring was
-        least = ceil_div(tokens << 10, tokens * row + BLOCKS * (codes + record))
-    each = shared(stages=1) - shared(stages=0)
-    steps = 2 if _may_pair(constants, depth) and split == 1 and room // (2 * each) >= 3 else 1
-    stages = max(least, min(MOST_STAGES, room // each) // steps)
-    own: dict[str, Any] = {
-        "GROUPED": groups is not None,
-        "CHUNK": tokens,
-        "HALF_TOKENS": tokens // 2,
-        "SPLIT": split,
-        "SHARE": tokens // 2 // split,
-        "STAGES": stages,
-        "STEPS": steps,
-        "BLOCKS_PER_SM": 2 if two else 1,
-        "WHOLE": depth % (64 * steps) == 0,
-        "THREADS": threads_of(constants["A_ELEMENT"], constants["INPUT"]),
-        "COMPUTE": constants.get("COMPUTE", "bfloat16"),
-        "MATRICES": constants.get("MATRICES", "all"),
-    }
-    if groups is None:
-        own |= {"OFFSETS": "int32", "IDS": "none", "INDICES": "none", "A_STARTS": "none"}
-        own["STARTS"] = "none"
-    given = {**constants, **own}
-    program = kernel.program(**{name: given[name] for name in kernel.constants})
-    chunks = min(ceil_div(rows, tokens) + (groups or 0), rows)
-    items = max(1, chunks * wide)
-    all_steps, blocks = ceil_div(depth, 64), ceil_div(columns, 16)
-    extents = (all_steps, blocks, max(experts, 1))
-    maps = (
-        (
-            "codes_map",
-            MapOf(
-                *("b_codes", "u32", (codes // 4, *extents)),
-                (codes, codes * all_steps, codes * all_steps * blocks),
-                (codes // 4, steps, BOX, 1),
-            ),
-        ),
-        (
-            "records_map",
-            MapOf(
-                *("b_scales", "u32", (record // 4, *extents)),
-                (record, record * all_steps, HEADER + record * all_steps * blocks),
-                (record // 4, steps, BOX, 1),
-                offset=HEADER,
-            ),
-        ),
-    )
-    blocks = items * split if split > 1 else min(items, processors * (2 if two else 1))
-    return Launch(
-        program,
-        (blocks, 1, 1),
-        (own["THREADS"], 1, 1),
-        shared(stages=steps * stages),
-        ("codes_map", "records_map", *args),
-        programmatic=True,
-        maps=maps,
-        cluster=(split, 1, 1),
-    )
-
-
-def _most_tokens(constants: Mapping[str, Any], made: bool) -> int:
-    """Rows of a tile that registers allow."""
-    if constants["A_ELEMENT"] == "none":
-        of_half = MOST_TOKENS_HALF[constants["OUTPUT"] == "codes"]
-        most = MOST_TOKENS if _are_copied(constants) else of_half
-    elif constants["A_SCALE"] == "none":
-        most = MOST_TOKENS_ROWS[made]
-    else:
-        most = MOST_TOKENS_QUANTIZED[constants["A_ELEMENT"] != "e2m1"]
-    if constants["OUTPUT"] == "codes":
-        most = min(most, MOST_TOKENS_CODES[constants["B_ELEMENT"] != "e2m1" or made])
-    return most
-
-
-def _tokens_that_fit(row: int, step: int, groups: int | None) -> int:
-    """Rows of a tile of which STAGES_HALF stages fit; `row` and `step` are bytes of one of them."""
-    rest = shared_bytes_sm90(tokens=0, stages=STAGES_HALF, step=step, groups=groups)
-    return (SHARED - rest) // (STAGES_HALF * row) // 8 * 8
-
-
-def _are_copied(constants: Mapping[str, Any]) -> bool:
-    """Whether rows of A are multiplied as they are."""
-    return constants["A_ELEMENT"] == "none" and constants["INPUT"] == "bfloat16"
-
-
-def _may_pair(constants: Mapping[str, Any], depth: int) -> bool:
-    """Whether a stage may have two steps: rows as they are, and no step more than there are."""
-    return _are_copied(constants) and (ceil_div(depth, 64) % 2 == 0 or depth > 1024)
-
-
-def _may_split(constants: Mapping[str, Any]) -> bool:
-    """Whether blocks may share the depth of a tile: rows as they are, a result that is plain."""
-    return _is_plain(constants) and constants["A_ELEMENT"] == "none"
-
-
-def _is_plain(constants: Mapping[str, Any]) -> bool:
-    """Whether results are only scaled and rounded to 16 bits."""
-    plain = constants["OUTPUT"] in ("bfloat16", "float16") and constants["EPILOGUE"] == "none"
-    return plain and constants["PAIR"] == "none"
-
-
-def split_of(
-    rows: int, wide: int, steps: int, tokens: int, processors: int, parts: int = 1
-) -> tuple[int, int]:
-    """Blocks that share the depth of a dense product's tiles, and rows of a tile.
-
-    Those for which the card takes the shortest time, with all blocks on it at once; `tokens` are
-    the rows of a tile that nobody shares, of `wide` beside each other, each multiplied `parts`
-    times.
-    """
-    rounds = ceil_div(ceil_div(rows, tokens) * wide, processors)
-    best = (rounds * steps * time_of_tile(parts * tokens) / 128, 1, tokens)
-    for split in CLUSTERS:
-        for tiles in range(1, int(CLUSTERS[split] * processors / split / wide) + 1):
-            share = max(16, ceil_div(ceil_div(rows, tiles), 8 * split) * 8 * split)
-            if share <= MOST_TOKENS_SPLIT and steps >= 4 * split:
-                time = ceil_div(steps, split) * time_of_tile(parts * share) / 128 + TIME_OF_SPLIT
-                best = min(best, (time, split, share))
-    return best[1], best[2]
-
-
-def tokens_of(
-    mean: float, groups: int | None, most_tokens: int, across: int, processors: int, parts: int = 1
-) -> int:
-    """Rows of a tile: a multiple of 8 that wastes little on ranges of so many rows in the mean.
-
-    Rows of ranges are taken to spread like those of a random routing. There are `across` tiles of
-    columns; of the numbers of rows, the one that costs the least, by the time of a tile and the
-    rounds of the card that their number takes. Each row is multiplied `parts` times.
-    """
-    most = mean if groups is None else mean + 3 * math.sqrt(mean)
-    largest = min(most_tokens, max(16, ceil_div(math.ceil(most), 8) * 8))
-    costs = []
-    for tokens in range(16, largest + 1, 8):
-        if groups is not None and groups < 64:
-            # With few ranges one that needs a tile more than others costs a round of the card.
-            spread = mean + 2 * math.sqrt(mean)
-            of_range = (math.ceil(mean / tokens) + math.ceil(spread / tokens)) / 2
-        else:
-            of_range = tiles_of_range(mean, tokens, spread=groups is not None)
-        rounds = of_range * across * (groups or 1) / processors
-        if groups is None or rounds < 16:
-            rounds = math.ceil(rounds)
-        costs.append((rounds * time_of_tile(parts * tokens), tokens))
-    # Of those that cost about as much, the one of the most rows: weights are made less often.
-    return max(tokens for cost, tokens in costs if cost <= 1.02 * min(costs)[0])
-
-
-def tiles_of_range(mean: float, tokens: int, spread: bool) -> float:
-    """Tiles of so many rows that a range has, of so many rows in the mean, in the mean.
-
-    With `spread` the rows of ranges are distributed normally, with a variance of the mean.
-    """
-    if not spread:
-        return math.ceil(mean / tokens)
-    # One for each multiple of `tokens` that a range is larger than.
-    return sum(
-        math.erfc((tiles * tokens + 0.5 - mean) / math.sqrt(2 * mean)) / 2
-        for tiles in range(math.ceil((mean + 4 * math.sqrt(mean)) / tokens) + 1)
-    )
-
-
-def time_of_tile(tokens: int) -> float:
-    """The time of a tile of so many rows, up to a factor.
-
-    Measured on an H200 at 33792 x 8192, a tile each multiprocessor, us: 37.6 (16 rows, two tiles a
-    multiprocessor in twice that), 43 (24 and 32, the same), 49 (40), 54 (48), 62 (64), 68 (80), 76
-    (96), 85 (112), 94 (128), 105 (144), 116 (160): tensor cores, or else the weights.
-    """
-    return 37.6 if tokens <= 16 else max(43, 30 + 0.5 * tokens, 0.727 * tokens)
 
 
 def passes(constants: Mapping[str, Any]) -> int:

@@ -7,7 +7,7 @@ from dataclasses import replace
 from types import FunctionType
 from typing import Any
 
-from . import plans_prepared, tuning
+from . import plans_prepared, plans_sm90, tuning
 from .architectures import capability
 from .epilogue import EpilogueCode
 from .errors import UnsupportedError
@@ -471,7 +471,7 @@ def _prepared(
         kernel = matmul_sm90_kernel(_dtypes(epilogue))
         narrow = constants["A_SCALE"] == "none" and constants["B_SCALE"] == "e8m0"
         launches += [
-            plans_prepared.prefill(
+            plans_sm90.prefill(
                 {**constants, **more, "EPILOGUE": "none" if epilogue is None else "function"},
                 **shape,
                 kernel=kernel,

@@ -158,7 +158,7 @@ def kernels() -> str:
     package = Path(__file__).parent
     files = {f for name in _SOURCES for f in (package / "kernels").glob(f"{name}.py")}
     digest = hashlib.sha256()
-    for file in (package / "plans_prepared.py", *sorted(files)):
+    for file in (package / "plans_prepared.py", package / "plans_sm90.py", *sorted(files)):
         digest.update(file.name.encode() + b"\0" + _code(file.read_text(encoding="utf-8")))
     return digest.hexdigest()[:16]
 

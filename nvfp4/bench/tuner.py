@@ -15,7 +15,7 @@ from typing import Any
 
 import numpy as np
 
-from .. import api, plans_prepared, plans_products, tuning, warm
+from .. import api, plans_prepared, plans_products, plans_sm90, tuning, warm
 from ..api import _repeat
 from ..formats import block_format
 from ..launch import Launch
@@ -240,7 +240,7 @@ def _sm90_costs(product: Product) -> dict[int, float]:
     costs = {}
     for tokens in _TOKENS:
         tiles = int(np.sum(-(-counts // tokens))) * across
-        share = 2 if tokens <= plans_prepared.TOKENS_OF_TWO else 1
+        share = 2 if tokens <= plans_sm90.TOKENS_OF_TWO else 1
         rounds = ceil_div(tiles, product.card[1] * share)
         costs[tokens] = rounds * (1.0 if share == 1 else 1.6) * (max(tokens, 56) + 8)
     return costs

@@ -67,378 +67,58 @@ from ..ptx.arith import (
     u32_of_i64,
 )
 from ..ptx.cluster import cluster_arrive, cluster_rank, cluster_wait
-from ..ptx.control import (
-    bar_arrive,
-    bar_sync,
-    griddepcontrol_launch_dependents,
-    griddepcontrol_wait,
-)
-from ..ptx.mbarrier import (
-    fence_mbarrier_init,
-    fence_proxy_async_shared,
-    mbarrier_arrive,
-    mbarrier_init,
-    mbarrier_wait_parity,
-)
-from ..ptx.memory import (
-    atom_max_shared_u32,
-    ld_shared_u32,
-    ld_shared_v2_u32,
-    shared_base,
-    st_shared_u32,
-)
-from ..ptx.mma import ldmatrix_x4
-from ..ptx.warp import elect, syncwarp
-from ..ptx.wgmma import (
-    setmaxnreg_dec,
-    setmaxnreg_inc,
-    wgmma_descriptor,
-    wgmma_group_rs_bf16,
-    wgmma_group_rs_e4m3,
-    wgmma_keep,
-    wgmma_wait,
-    wgmma_wait_group,
-    wgmma_zeros,
-)
-from .activations import may_be_extreme, row_bytes
+from ..ptx.control import bar_sync, griddepcontrol_launch_dependents, griddepcontrol_wait
+from ..ptx.mbarrier import fence_mbarrier_init, mbarrier_arrive, mbarrier_init
+from ..ptx.memory import atom_max_shared_u32, ld_shared_u32, shared_base, st_shared_u32
+from ..ptx.warp import syncwarp
+from ..ptx.wgmma import setmaxnreg_inc, wgmma_keep, wgmma_wait, wgmma_zeros
 from .fp8_matrices import is_ours, number_our_chunks
-from .fp8_operands import (
-    bytes_of_step,
-    less_of_matrix,
-    narrow_factor,
-    narrow_multipliers,
-)
+from .fp8_operands import less_of_matrix
 from .matmul_decode import CODES_PARAMETERS, CODES_VARIANT
 from .matmul_naive import grouped_matmul_kernel
 from .prepared_codes import blank_rest
-from .prepared_items import (
-    blank_rows_of_none,
-    decode_of_matrix,
-    locate,
-)
-from .prepared_mma import (
-    factor_of_matrix,
-    fragments,
-    matrix_records,
-    multipliers,
-    record_bytes,
-    step_bytes,
-)
+from .prepared_items import blank_rows_of_none, decode_of_matrix, locate
+from .prepared_mma import matrix_records, record_bytes, step_bytes
 from .products import result_columns
-from .rings import next_stage
 from .schedule import chunk_count, make_table, table_bytes
-from .sm90_byte_rows import bring_byte_rows
-from .sm90_half_rows import SPLITTING_WARPS, split_rows
+from .sm90_block import (
+    CONSUMERS,
+    barriers_at,
+    bringers_of_stage,
+    by_copies,
+    is_plain,
+    results_of_group,
+    tellers_of_stage,
+    threads_with_flags,
+)
 from .sm90_plain_results import store_plainly, tile_rows
-from .sm90_quantized_rows import PRODUCER_WARPS, make_rows
-from .sm90_results import PIECE, PITCH, leave_and_store, repeat_slowly
-from .sm90_rows import COPYING_WARPS, copy_rows
+from .sm90_producers import produce
+from .sm90_products import factor_of_sums, multiply_steps, record_of_lane
+from .sm90_results import PITCH, leave_and_store, repeat_slowly
 from .sm90_split import first_step_of, part_of_item, sums_of_cluster
 from .sm90_weights import (
     BLOCKS,
-    ask_for_weights,
     behind_stages,
     block_of_stage,
-    blocks_apart,
     codes_at,
-    codes_stage,
-    ready,
     records_at,
-    records_stage,
-    rows_part,
-    rows_stage,
-    rows_step,
     two_parts,
 )
 
-A_ELEMENT = "none"
-A_SCALE = "e8m0"
-INPUT = "bfloat16"
-B_ELEMENT = "e2m1"
-B_SCALE = "e8m0"
 PAIR = "none"
 OUTPUT = "bfloat16"
-EPILOGUE = "none"
 SPLIT = 1
 GROUPED = True
 CHUNK = 128
 HALF_TOKENS = 64
 STAGES = 5
 STEPS = 1
-WHOLE = True
 COMPUTE = "bfloat16"
 MATRICES = "all"
 BLOCKS_PER_SM = 1
 
 ZERO = np.float32(0.0)
-CONSUMERS = 256
 WARP = 0xFFFFFFFF
-
-
-# Shared memory: the ring, results, flags, mbarriers, the table of ranges --------------------------
-
-
-def barriers_at():
-    """Where mbarriers are: full, empty and brought, of each stage; flags before them."""
-    return behind_stages() + 2 * results_of_group() + 16
-
-
-def results_of_group():
-    """Bytes of a warpgroup's results: 32 rows of sums of its stripes, or 64 rows of the result."""
-    if is_plain():
-        return min(2 * PIECE, tile_rows()) * PITCH
-    else:
-        return 2 * PIECE * PITCH
-
-
-def by_copies():
-    """Whether rows of A are copied as they are."""
-    if A_ELEMENT == "none":
-        return True
-    else:
-        return False
-
-
-def made():
-    """Whether rows of A are made bfloat16 on the way."""
-    if A_ELEMENT != "none" and COMPUTE != "fp8":
-        return True
-    else:
-        return False
-
-
-def tellers_of_stage():
-    """Arrivals that fill a stage: of whoever brings rows, and of whoever has asked for weights."""
-    if COMPUTE == "fp8":
-        return PRODUCER_WARPS + 1
-    elif two_parts():
-        return SPLITTING_WARPS + 1
-    else:
-        return 33
-
-
-def bringers_of_stage():
-    """Threads that tell of rows which are on their way."""
-    if by_copies():
-        return 32 * COPYING_WARPS
-    else:
-        return 32
-
-
-def threads_with_flags():
-    """Threads that may set a flag, with those that read it."""
-    if made():
-        return CONSUMERS + 32 * PRODUCER_WARPS
-    else:
-        return CONSUMERS
-
-
-# Producers ---------------------------------------------------------------------------------------
-
-
-def relay(item, items, beyond, steps, brought, full, lane):
-    """What the warp does that tells consumers of stages that have been brought.
-
-    A fence for the engines may wait for all copies that its thread has under way: so a warp has it
-    that has none.
-    """
-    stage = sub_u32(lane, lane)
-    parity = stage
-    while lt_u32(item, items):
-        step = sub_u32(stage, stage)
-        while lt_u32(step, steps):
-            mbarrier_wait_parity(add_u32(brought, shl_u32(stage, 3)), parity)
-            fence_proxy_async_shared()
-            mbarrier_arrive(add_u32(full, shl_u32(stage, 3)))
-            stage, parity = next_stage(stage, parity)
-            step = add_u32(step, STEPS)
-        item = add_u32(item, beyond)
-
-
-def bring_weights(maps, ranges, work, ring, full, empty, row_blocks, lane):
-    """What the warp does that brings codes and scales, where no producer of rows does it."""
-    item, items, beyond, across, steps, first_step = work
-    stage = sub_u32(lane, lane)
-    parity = add_u32(stage, 1)
-    alone = elect(WARP)
-    if alone:
-        ready(maps)
-    while lt_u32(item, items):
-        here = locate(item, across, ranges, lane)
-        step = sub_u32(stage, stage)
-        while lt_u32(step, steps):
-            mbarrier_wait_parity(add_u32(empty, shl_u32(stage, 3)), parity)
-            if alone:
-                at = add_u32(first_step, step)
-                ask_for_weights(maps, here[0], here[4], row_blocks, at, ring, stage, full)
-            stage, parity = next_stage(stage, parity)
-            step = add_u32(step, STEPS)
-        item = add_u32(item, beyond)
-
-
-def produce(maps, a, a_scales, a_rows, ranges, work, ring, barriers, row_blocks, mine, lane, flags):
-    """What a warp does that is no consumer, of number `mine` among these."""
-    item, items, beyond, across, a_stride, depth, steps, first_step = work
-    full, empty, brought = barriers
-    weights = (item, items, beyond, across, steps, first_step)
-    if two_parts() and ge_u32(mine, COPYING_WARPS + 2):
-        setmaxnreg_dec(40)
-        number = sub_u32(mine, COPYING_WARPS + 2)
-        split_rows(item, items, beyond, steps, ring, barriers, number, lane)
-    elif by_copies():
-        if BLOCKS_PER_SM == 2:
-            setmaxnreg_dec(48)
-        else:
-            setmaxnreg_dec(56)
-        if lt_u32(mine, COPYING_WARPS):
-            copy_rows(
-                a, a_rows, ranges, item, items, beyond, across, row_bytes(a_stride), depth, steps,
-                first_step, ring, brought, empty, mine, lane,
-            )  # fmt: skip
-        elif eq_u32(mine, COPYING_WARPS):
-            bring_weights(maps, ranges, weights, ring, full, empty, row_blocks, lane)
-        elif not two_parts():
-            relay(item, items, beyond, steps, brought, full, lane)
-    elif COMPUTE == "fp8":
-        setmaxnreg_dec(64)
-        bring_byte_rows(
-            maps, a, a_rows, ranges, item, items, beyond, across, row_bytes(a_stride), depth,
-            steps, ring, full, empty, row_blocks, mine, lane,
-        )  # fmt: skip
-    elif ge_u32(mine, PRODUCER_WARPS):
-        setmaxnreg_dec(24)
-        if eq_u32(mine, PRODUCER_WARPS):
-            relay(item, items, beyond, steps, brought, full, lane)
-        elif eq_u32(mine, PRODUCER_WARPS + 1):
-            bring_weights(maps, ranges, weights, ring, full, empty, row_blocks, lane)
-    else:
-        setmaxnreg_dec(120)
-        extreme = make_rows(
-            a, a_scales, a_rows, ranges, item, items, beyond, across, a_stride, depth, steps,
-            ring, brought, empty, mine, lane,
-        )  # fmt: skip
-        if may_be_extreme():
-            if extreme:
-                atom_max_shared_u32(flags, 1)
-        bar_arrive(3, threads_with_flags())
-    if SPLIT > 1:
-        # Barriers of the cluster are of all its threads.
-        syncwarp(WARP)
-        cluster_arrive()
-        cluster_wait()
-        cluster_arrive()
-        cluster_wait()
-
-
-# Consumers ---------------------------------------------------------------------------------------
-
-
-def codes_of_stage(at):
-    """A lane's words of a step of a block of 16 rows of the weights, for products as they are."""
-    low = ldmatrix_x4(at)
-    if B_ELEMENT == "e2m1":
-        return low
-    else:
-        high = ldmatrix_x4(add_u32(at, 512))
-        return (low[0], low[1], low[2], low[3], high[0], high[1], high[2], high[3])
-
-
-def scales_of_stage(at, less):
-    """What a lane's words 0 and 1 of a step are multiplied by, and words 2 and 3."""
-    if COMPUTE == "fp8":
-        early = narrow_multipliers(ld_shared_u32(at), less)
-        return early, early
-    elif B_SCALE == "e4m3":
-        records = ld_shared_v2_u32(at)
-        return multipliers(records[0]), multipliers(records[1])
-    else:
-        early = multipliers(ld_shared_u32(at))
-        return early, early
-
-
-def record_of_lane(lane):
-    """Where in a step's scales those of a lane begin."""
-    if B_SCALE == "e4m3":
-        return shl_u32(shr_u32(lane, 2), 3)
-    else:
-        return shl_u32(shr_u32(lane, 2), 2)
-
-
-def descriptor_of_stage(at):
-    """Of the rows of A of a stage."""
-    if COMPUTE == "fp8":
-        return wgmma_descriptor(at, 64, 16, 512)
-    else:
-        return wgmma_descriptor(at, 128, 16, 1024)
-
-
-def multiply(acc, codes, scales, rows):
-    """Add a stripe's products of a step, a group; wait for all groups but this one.
-
-    Of float16 rows these are two groups with the same weights, what is left of elements first.
-    """
-    if COMPUTE == "fp8":
-        p, q = bytes_of_step(codes, scales[0])
-        acc = wgmma_group_rs_e4m3(acc, p, q, rows)
-        wgmma_wait_group(1)
-    else:
-        p, q, r, s = fragments(codes, scales[0], scales[1])
-        if two_parts():
-            acc = wgmma_group_rs_bf16(acc, p, q, r, s, rows + rows_part() // 16)
-            acc = wgmma_group_rs_bf16(acc, p, q, r, s, rows)
-            wgmma_wait_group(2)
-        else:
-            acc = wgmma_group_rs_bf16(acc, p, q, r, s, rows)
-            wgmma_wait_group(1)
-    return acc
-
-
-def factor_of_sums(b_scales, header):
-    """What the sums of a matrix must be multiplied by."""
-    if COMPUTE == "fp8":
-        return narrow_factor(b_scales, header)
-    else:
-        return factor_of_matrix(b_scales, header)
-
-
-def weights_of_step(at, record, less):
-    """A lane's codes of a step and what they are multiplied by, of both stripes."""
-    codes0 = codes_of_stage(at)
-    codes1 = codes_of_stage(add_u32(at, blocks_apart() * STEPS * step_bytes()))
-    scales0 = scales_of_stage(record, less)
-    scales1 = scales_of_stage(add_u32(record, blocks_apart() * STEPS * record_bytes()), less)
-    return codes0, codes1, scales0, scales1
-
-
-def multiply_steps(acc0, acc1, rings, steps, stage, parity, less, lane):
-    """The products of an item's steps, of which the last ones may still be under way."""
-    ring, code_ring, record_ring, full, empty = rings
-    before = empty  # the mbarrier of the stage that the last step has read
-    started = False
-    step = sub_u32(stage, stage)
-    while lt_u32(step, steps):
-        mbarrier_wait_parity(add_u32(full, shl_u32(stage, 3)), parity)
-        at = add_u32(code_ring, mul_u32(stage, codes_stage()))
-        record = add_u32(record_ring, mul_u32(stage, records_stage()))
-        codes0, codes1, scales0, scales1 = weights_of_step(at, record, less)
-        rows = descriptor_of_stage(add_u32(ring, mul_u32(stage, rows_stage())))
-        acc0 = multiply(acc0, codes0, scales0, rows)
-        # Up to now products of the step before may have been under way.
-        syncwarp(WARP)
-        if started and eq_u32(lane, 0):
-            mbarrier_arrive(before)
-        started = True
-        before = add_u32(empty, shl_u32(stage, 3))
-        acc1 = multiply(acc1, codes1, scales1, rows)
-        if STEPS == 2:
-            at = add_u32(at, step_bytes())
-            record = add_u32(record, record_bytes())
-            codes0, codes1, scales0, scales1 = weights_of_step(at, record, less)
-            acc0 = multiply(acc0, codes0, scales0, rows + rows_step() // 16)
-            acc1 = multiply(acc1, codes1, scales1, rows + rows_step() // 16)
-        stage, parity = next_stage(stage, parity)
-        step = add_u32(step, STEPS)
-    return acc0, acc1, stage, parity, before
 
 
 # Body --------------------------------------------------------------------------------------------
@@ -581,14 +261,6 @@ def matmul_sm90(
                     everything,
                 )  # fmt: skip
                 item = add_u32(item, beyond)
-
-
-def is_plain():
-    """Whether results are only scaled and rounded to 16 bits."""
-    if EPILOGUE == "none" and PAIR == "none" and (OUTPUT == "bfloat16" or OUTPUT == "float16"):
-        return True
-    else:
-        return False
 
 
 def consume(

@@ -197,7 +197,13 @@ def test_the_digest_of_kernels_is_of_what_they_do(monkeypatch: pytest.MonkeyPatc
         changed.update(file=file, text=added)
         return tuning.kernels.__wrapped__()
 
-    for file in ("matmul_sm90.py", "matmul_decode.py", "plans_prepared.py", "sm90_rows.py"):
+    for file in (
+        "matmul_sm90.py",
+        "matmul_decode.py",
+        "plans_prepared.py",
+        "plans_sm90.py",
+        "sm90_rows.py",
+    ):
         assert digest(file, '\n\n# words\n"""More\nwords."""\n') == now
         assert digest(file, "\nPENDING = 4\n") != now, file
     assert digest("quantize.py", "\nPENDING = 4\n") == now

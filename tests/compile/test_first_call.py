@@ -129,7 +129,7 @@ def test_the_first_product_imports_kernels_of_its_own_card_alone() -> None:
     for found in (prepared, plain):
         assert "numba" not in found.modules
         assert found.below("api.") == {"dense", "products", "rows"}
-        assert found.plans == {"plans", "plans_products", "plans_prepared"}
+        assert found.plans == {"plans", "plans_products", "plans_prepared", "plans_sm90"}
         blackwell = ("matmul_sm100", "matmul_sm120", "sm100_", "scaled_tiles")
         assert [name for name in found.below("kernels.") if name.startswith(blackwell)] == []
     assert "matmul_sm80" not in prepared.below("kernels.")

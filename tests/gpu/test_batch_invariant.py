@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 
 import nvfp4
-from nvfp4 import plans_prepared, plans_products
+from nvfp4 import plans_products, plans_sm90
 
 from .test_kernels_prepared_products import there
 from .test_public_arrays import MAKERS, Library, libraries
@@ -46,7 +46,7 @@ def test_rows_have_the_same_bytes_for_every_number_of_rows(
 ) -> None:
     if kernel != "as planned":
         tiles = 0 if kernel == "many rows" else 1 << 60
-        monkeypatch.setattr(plans_prepared, "INVARIANT_TILES", tiles)
+        monkeypatch.setattr(plans_sm90, "INVARIANT_TILES", tiles)
     plans_products.matmul.cache_clear()
     library = MAKERS[name]()
     weights = there(library, nvfp4.quantize(normal(COLUMNS, DEPTH), b))

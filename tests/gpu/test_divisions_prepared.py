@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 
 import nvfp4
-from nvfp4 import plans_prepared, plans_products
+from nvfp4 import plans_prepared, plans_products, plans_sm90
 from nvfp4.api import _repeat
 from nvfp4.formats import FORMATS
 from nvfp4.plans_prepared import Cut
@@ -23,7 +23,7 @@ from .test_public_arrays import MAKERS
 COLUMNS = 272
 
 #: Every tile with mxfp4, some with the others.
-TILES = [(tokens, "mxfp4") for tokens in range(16, plans_prepared.MOST_TOKENS + 1, 8)]
+TILES = [(tokens, "mxfp4") for tokens in range(16, plans_sm90.MOST_TOKENS + 1, 8)]
 TILES += [(t, fmt) for t in (16, 40, 72, 112, 152) for fmt in FORMATS if fmt != "mxfp4"]
 CLUSTERS = [(2, 16), (2, 48), (2, 128), (4, 32), (4, 96), (8, 64)]
 #: (stripes, warps, team, blocks of a multiprocessor) of the kernel of few rows.
@@ -62,8 +62,8 @@ def test_every_tile_of_many_rows(
     cupy: Any, patch: pytest.MonkeyPatch, fmt: str, tokens: int
 ) -> None:
     """In turns, a depth that fills stages of two steps, and one whose last has less than a step."""
-    patch.setattr(plans_prepared, "many_rows", lambda **_: 0)
-    patch.setattr(plans_prepared, "tokens_of", lambda *_: tokens)
+    patch.setattr(plans_sm90, "many_rows", lambda **_: 0)
+    patch.setattr(plans_sm90, "tokens_of", lambda *_: tokens)
     depth = 1056 if tokens // 8 % 2 else 384
     b = nvfp4.quantize(integers((4, COLUMNS, depth), 1, np.float32), fmt)
     options = ranges_of(tokens)
@@ -71,10 +71,10 @@ def test_every_tile_of_many_rows(
     check(MAKERS["cupy"](), a, b, BF16, **options)
 
 
-@pytest.mark.parametrize("tokens", range(16, plans_prepared.MOST_TOKENS_HALF[0] + 1, 8))
+@pytest.mark.parametrize("tokens", range(16, plans_sm90.MOST_TOKENS_HALF[0] + 1, 8))
 def test_every_tile_of_float16_rows(cupy: Any, patch: pytest.MonkeyPatch, tokens: int) -> None:
-    patch.setattr(plans_prepared, "many_rows", lambda **_: 0)
-    patch.setattr(plans_prepared, "tokens_of", lambda *_: tokens)
+    patch.setattr(plans_sm90, "many_rows", lambda **_: 0)
+    patch.setattr(plans_sm90, "tokens_of", lambda *_: tokens)
     depth, fmt = (1120, "mxfp4") if tokens // 8 % 2 else (384, "nvfp4")
     b = nvfp4.quantize(integers((4, COLUMNS, depth), 7, np.float32), fmt)
     options = ranges_of(tokens)
@@ -86,8 +86,8 @@ def test_every_tile_of_float16_rows(cupy: Any, patch: pytest.MonkeyPatch, tokens
 def test_tiles_of_rows_with_scales_of_their_own(
     cupy: Any, patch: pytest.MonkeyPatch, tokens: int
 ) -> None:
-    patch.setattr(plans_prepared, "many_rows", lambda **_: 0)
-    patch.setattr(plans_prepared, "tokens_of", lambda *_: tokens)
+    patch.setattr(plans_sm90, "many_rows", lambda **_: 0)
+    patch.setattr(plans_sm90, "tokens_of", lambda *_: tokens)
     scales = np.exp2(np.arange(2 * tokens + 3) % 11 - 5).astype(np.float32)[:, None]
     a = nvfp4.quantize(integers((2 * tokens + 3, 384), 7), "nvfp4", encode_scale=scales)
     check(MAKERS["cupy"](), a, nvfp4.quantize(integers((COLUMNS, 384), 8), "mxfp4"), BF16)
@@ -97,8 +97,8 @@ def test_tiles_of_rows_with_scales_of_their_own(
 def test_clusters_that_share_the_depth(
     cupy: Any, patch: pytest.MonkeyPatch, split: int, tokens: int
 ) -> None:
-    patch.setattr(plans_prepared, "many_rows", lambda **_: 0)
-    patch.setattr(plans_prepared, "split_of", lambda *_: (split, tokens))
+    patch.setattr(plans_sm90, "many_rows", lambda **_: 0)
+    patch.setattr(plans_sm90, "split_of", lambda *_: (split, tokens))
     b = nvfp4.quantize(integers((COLUMNS, 2144), 3, np.float32), "mxfp4")
     for rows in (tokens - 1, tokens + 9):
         check(MAKERS["cupy"](), integers((rows, 2144), 4), b, BF16)
@@ -112,7 +112,7 @@ def test_every_division_of_few_rows(
 ) -> None:
     """With as many steps under way as plans take, for a depth that teams share evenly, or not."""
     stripes, warps, team, resident = division
-    patch.setattr(plans_prepared, "many_rows", lambda **_: 1 << 60)
+    patch.setattr(plans_sm90, "many_rows", lambda **_: 1 << 60)
 
     def tile(constants: Any, rows: int, columns: int, depth: int, *_: Any) -> Cut:
         most = plans_prepared._resident(chunk, stripes, constants)

@@ -14,7 +14,7 @@ import numpy as np
 import pytest
 
 import nvfp4
-from nvfp4 import plans_prepared, plans_products
+from nvfp4 import plans_prepared, plans_products, plans_sm90
 
 from .products_sm100 import aligned
 
@@ -48,9 +48,9 @@ SLOW = pytest.mark.parametrize(
 def kernel(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:
     """The kernel that makes whatever batch-invariant product."""
     tiles = 0 if request.param == "sm90" else 1 << 60
-    monkeypatch.setattr(plans_prepared, "INVARIANT_TILES", tiles)
-    monkeypatch.setattr(plans_prepared, "INVARIANT_TOKENS", 16)
-    monkeypatch.setattr(plans_prepared, "MOST_STAGES", 3)
+    monkeypatch.setattr(plans_sm90, "INVARIANT_TILES", tiles)
+    monkeypatch.setattr(plans_sm90, "INVARIANT_TOKENS", 16)
+    monkeypatch.setattr(plans_sm90, "MOST_STAGES", 3)
     clear()
     yield request.param
     clear()

@@ -14,7 +14,7 @@ import numpy as np
 import pytest
 
 import nvfp4
-from nvfp4 import launch, plans_prepared, plans_products
+from nvfp4 import launch, plans_products, plans_sm90
 from nvfp4.program import SimulatorWorld
 from nvfp4.ptx.control import griddepcontrol_launch_dependents, griddepcontrol_wait
 
@@ -26,7 +26,7 @@ BF16 = ml_dtypes.bfloat16
 @pytest.fixture(autouse=True)
 def decode(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     """The kernel of few rows makes every product; programs are bound anew."""
-    monkeypatch.setattr(plans_prepared, "many_rows", lambda **_: 1 << 60)
+    monkeypatch.setattr(plans_sm90, "many_rows", lambda **_: 1 << 60)
     kept = (plans_products.matmul, plans_products.grouped_matmul, launch._simulated)
     for cache in kept:
         cache.cache_clear()

@@ -15,7 +15,7 @@ import numpy as np
 import pytest
 
 import nvfp4
-from nvfp4 import plans_prepared, plans_products
+from nvfp4 import plans_products, plans_sm90
 from nvfp4.kernels import KERNELS, variants
 
 BF16 = ml_dtypes.bfloat16
@@ -93,7 +93,7 @@ def sizes(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> It
     if way.large:
         monkeypatch.setattr(plans_products, "_FEW_PRODUCTS", 1)
     if way.kernel == "matmul_sm90":
-        monkeypatch.setattr(plans_prepared, "many_rows", lambda **_: 0)
+        monkeypatch.setattr(plans_sm90, "many_rows", lambda **_: 0)
     for plan in planned:
         plan.cache_clear()
     yield

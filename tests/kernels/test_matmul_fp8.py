@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 import nvfp4
-from nvfp4 import golden, plans_prepared, plans_products
+from nvfp4 import golden, plans_products, plans_sm90
 from nvfp4.api import _place
 
 from . import checks
@@ -36,8 +36,8 @@ KERNELS: dict[int, list[tuple[str, ...]]] = {
 def many(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     """The kernel of many rows makes whatever product; few stages and blocks are used again."""
     plans = (plans_products.matmul, plans_products.grouped_matmul)
-    monkeypatch.setattr(plans_prepared, "many_rows", lambda **_: 0)
-    monkeypatch.setattr(plans_prepared, "MOST_STAGES", 3)
+    monkeypatch.setattr(plans_sm90, "many_rows", lambda **_: 0)
+    monkeypatch.setattr(plans_sm90, "MOST_STAGES", 3)
     monkeypatch.setattr(_place, "processors", lambda where: 2)
     for plan in plans:
         plan.cache_clear()

@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 import nvfp4
-from nvfp4 import plans_prepared, plans_products
+from nvfp4 import plans_products, plans_sm90
 from nvfp4.formats import FORMATS
 
 from .checks import POISON, Out, index_facts
@@ -46,8 +46,8 @@ def sm90(monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:
 
 
 def planned(name: str, monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:
-    monkeypatch.setattr(plans_prepared, "many_rows", lambda **_: KERNELS[name])
-    monkeypatch.setattr(plans_prepared, "MOST_STAGES", 3)
+    monkeypatch.setattr(plans_sm90, "many_rows", lambda **_: KERNELS[name])
+    monkeypatch.setattr(plans_sm90, "MOST_STAGES", 3)
     plans = (plans_products.matmul, plans_products.grouped_matmul)
     for plan in plans:
         plan.cache_clear()
@@ -164,8 +164,8 @@ def test_a_block_makes_several_tiles_one_after_the_other(
 
     With one block of it, two steps a tile in three stages; with two, one step in two stages.
     """
-    monkeypatch.setattr(plans_prepared, "TOKENS_OF_TWO", two)
-    monkeypatch.setattr(plans_prepared, "MOST_STAGES", stages)
+    monkeypatch.setattr(plans_sm90, "TOKENS_OF_TWO", two)
+    monkeypatch.setattr(plans_sm90, "MOST_STAGES", stages)
     offsets = np.array([0, 3, 3, 20, 21, 22], np.int64)
     options: dict[str, Any] = {"row_offsets": offsets, "out_dtype": "bfloat16"}
     options["expert_ids"] = np.array([1, 1, 0, -1, 0], np.int32)
@@ -200,7 +200,7 @@ def test_blocks_of_a_cluster_share_the_depth_of_a_tile(
     sm90: str, monkeypatch: pytest.MonkeyPatch, split: int, tokens: int, rows: int
 ) -> None:
     """Runs of steps that are not equally long; rows that some of the blocks have none of."""
-    monkeypatch.setattr(plans_prepared, "split_of", lambda *_: (split, tokens))
+    monkeypatch.setattr(plans_sm90, "split_of", lambda *_: (split, tokens))
     depth = 64 * split + 32
     b = weights("mxfp4", 40, depth)
     check(sm90, integers((rows, depth), 6), b, out_dtype="bfloat16", checks=split < 8)
@@ -209,7 +209,7 @@ def test_blocks_of_a_cluster_share_the_depth_of_a_tile(
 def test_a_plain_matrix_is_written_again_by_one_block_of_a_cluster(
     sm90: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(plans_prepared, "split_of", lambda *_: (2, 16))
+    monkeypatch.setattr(plans_sm90, "split_of", lambda *_: (2, 16))
     b = weights("mxfp4", 40, 128, seed=19, scale_layout="linear")
     b = with_scales(b, {(3, 0): 5, (30, 2): 250})
     check(sm90, integers((5, 128), 6), b, out_dtype="bfloat16", checks=False)
@@ -217,7 +217,7 @@ def test_a_plain_matrix_is_written_again_by_one_block_of_a_cluster(
 
 def test_how_many_blocks_share_the_depth() -> None:
     """All that a card has at once, where it gains; none where tiles fill it."""
-    split_of = plans_prepared.split_of
+    split_of = plans_sm90.split_of
     assert split_of(64, 32, 128, 16, 132) == (2, 32)
     assert split_of(128, 32, 128, 32, 132) == (2, 64)
     assert split_of(64, 16, 64, 16, 132) == (4, 64)
@@ -294,7 +294,7 @@ def test_small_tiles_share_multiprocessors_where_there_are_more_of_them(
 
 def test_few_rows_of_many_ranges_have_no_more_tiles_than_rows() -> None:
     """Rows decide how many matrices are read, where they are fewer."""
-    many: Any = plans_prepared.many_rows
+    many: Any = plans_sm90.many_rows
     assert many(rows=100, columns=1024, groups=1000, processors=132) == 6
     assert many(rows=1000, columns=1024, groups=1000, processors=132) == 3
     assert many(rows=1000, columns=1024, groups=1000, processors=132, made=True) == 8
@@ -309,7 +309,7 @@ def test_blocks_fit_into_the_shared_memory_of_a_multiprocessor(
 ) -> None:
     """228 KiB, of which each block has one of its own; 227 a block at most."""
     monkeypatch.undo()
-    monkeypatch.setattr(plans_prepared, "many_rows", lambda **_: 0)
+    monkeypatch.setattr(plans_sm90, "many_rows", lambda **_: 0)
     facts: dict[str, Any] = {**FACTS, "columns": 1 << 17, "b_format": fmt}
     plan: Any = plans_products.matmul
     if groups:
@@ -355,7 +355,7 @@ def test_factors_of_rows_lie_beside_the_results_of_a_tile_that_is_smaller_than_6
     sm90: str, monkeypatch: pytest.MonkeyPatch, tokens: int
 ) -> None:
     """Not in the results of the other warpgroup, nor behind all."""
-    monkeypatch.setattr(plans_prepared, "tokens_of", lambda *_: tokens)
+    monkeypatch.setattr(plans_sm90, "tokens_of", lambda *_: tokens)
     scales = np.exp2(np.arange(tokens + 1) % 11 - 5).astype(np.float32)[:, None]
     a = nvfp4.quantize(integers((tokens + 1, 32), 6), "nvfp4", encode_scale=scales)
     check(sm90, a, weights("mxfp4", 136, 32), out_dtype="bfloat16")
@@ -450,7 +450,7 @@ def test_without_depth_there_is_nothing_to_read_and_the_sums_are_zero(
     monkeypatch: pytest.MonkeyPatch, name: str
 ) -> None:
     """Tensor maps have no empty extents: such products are made by the kernel without maps."""
-    monkeypatch.setattr(plans_prepared, "many_rows", lambda **_: KERNELS[name])
+    monkeypatch.setattr(plans_sm90, "many_rows", lambda **_: KERNELS[name])
     b = nvfp4.prepare_weights(nvfp4.quantize(np.zeros((32, 0), np.float32), "mxfp4"))
     for rows in (1, 20):
         out = aligned(np.full((rows, 32), np.nan, np.float32))
@@ -561,7 +561,7 @@ def test_rows_are_made_by_every_fourth_step_and_so_in_four_stages_or_more(
     sm90: str, monkeypatch: pytest.MonkeyPatch, a_format: str | None, least: int
 ) -> None:
     """With fewer, parities of a stage that is two turns ahead are those of a free one: deadlock."""
-    monkeypatch.setattr(plans_prepared, "MOST_STAGES", 2)
+    monkeypatch.setattr(plans_sm90, "MOST_STAGES", 2)
     facts = {**FACTS, "a_format": a_format, "a_dtype": None if a_format else "bfloat16"}
     if a_format:
         facts |= {"a_layout": "linear", "decode_a": "scalar"}

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 import nvfp4
-from nvfp4 import plans_prepared, plans_products
+from nvfp4 import plans_products, plans_sm90
 from nvfp4.formats import FORMATS
 
 from .checks import index_facts
@@ -30,7 +30,7 @@ def sm90(monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:
 def tokens(sm90: str, monkeypatch: pytest.MonkeyPatch, request: pytest.FixtureRequest) -> int:
     """Rows of a tile."""
     made: int = request.param
-    monkeypatch.setattr(plans_prepared, "tokens_of", lambda *_: made)
+    monkeypatch.setattr(plans_sm90, "tokens_of", lambda *_: made)
     return made
 
 
@@ -93,7 +93,7 @@ def test_plain_matrices_are_multiplied_one_by_one(sm90: str) -> None:
 
 
 def test_blocks_of_a_cluster_share_the_depth(sm90: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(plans_prepared, "split_of", lambda *_: (2, 16))
+    monkeypatch.setattr(plans_sm90, "split_of", lambda *_: (2, 16))
     a = rows_of_eleven_bits((11, 160), 8)
     check(sm90, a, weights("mxfp4", 40, 160), out_dtype="bfloat16", checks=False)
 
@@ -122,8 +122,8 @@ def test_counted_rows(sm90: str) -> None:
 
 def test_rows_have_the_same_bytes_among_any_others(monkeypatch: pytest.MonkeyPatch) -> None:
     """Sums are rounded here; tiles and kernel do not depend on the rows."""
-    monkeypatch.setattr(plans_prepared, "INVARIANT_TILES", 0)
-    monkeypatch.setattr(plans_prepared, "INVARIANT_TOKENS", 16)
+    monkeypatch.setattr(plans_sm90, "INVARIANT_TILES", 0)
+    monkeypatch.setattr(plans_sm90, "INVARIANT_TOKENS", 16)
     rng = np.random.default_rng(12)
     a = rng.standard_normal((19, 96)).astype(F16)
     b = nvfp4.quantize(rng.standard_normal((8, 96)).astype(np.float32), "mxfp4")
@@ -179,8 +179,8 @@ def test_which_kernel_makes_products_of_how_many_rows(
 def test_four_stages_fit_into_the_shared_memory_of_a_multiprocessor(
     monkeypatch: pytest.MonkeyPatch, fmt: str, groups: int | None
 ) -> None:
-    monkeypatch.setattr(plans_prepared, "many_rows", lambda **_: 0)
-    monkeypatch.setattr(plans_prepared, "tokens_of", lambda mean, groups, most, *_: most)
+    monkeypatch.setattr(plans_sm90, "many_rows", lambda **_: 0)
+    monkeypatch.setattr(plans_sm90, "tokens_of", lambda mean, groups, most, *_: most)
     plans_products.matmul.cache_clear()
     plans_products.grouped_matmul.cache_clear()
     launch = planned_launch(1 << 16, groups, columns=1 << 17, b_format=fmt)

@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 
 import nvfp4
-from nvfp4 import arrays, plans_prepared, plans_products
+from nvfp4 import arrays, plans_products, plans_sm90
 from nvfp4.api import products
 
 from . import products_sm100, products_sm120
@@ -36,8 +36,8 @@ SMALL = (5, (5, 0, 3))
 @pytest.fixture(params=KERNELS)
 def kernel(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:
     """The kernel that makes whatever product."""
-    monkeypatch.setattr(plans_prepared, "many_rows", lambda **_: 0)
-    monkeypatch.setattr(plans_prepared, "MOST_STAGES", 3)
+    monkeypatch.setattr(plans_sm90, "many_rows", lambda **_: 0)
+    monkeypatch.setattr(plans_sm90, "MOST_STAGES", 3)
     with ExitStack() as stack:
         if request.param == "sm100":
             stack.enter_context(products_sm100.planned(None, 1))
