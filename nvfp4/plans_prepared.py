@@ -13,7 +13,7 @@ from .architectures import capability
 from .errors import UnsupportedError
 from .kernels.matmul_decode import shared_bytes
 from .launch import Launch
-from .program import Kernel
+from .program import Kernel, Program
 from .tiling import ceil_div
 from .tuning import Choice
 
@@ -95,13 +95,12 @@ def decode(
         "THREADS": 32 * cut.warps,
         "BLOCKS_PER_SM": cut.resident,
     }
-    if groups is None:
-        own |= {"OFFSETS": "int32", "IDS": "none", "INDICES": "none", "A_STARTS": "none"}
-        own["STARTS"] = "none"
-    given = {**constants, **own}
-    program = kernel.program(**{name: given[name] for name in kernel.constants})
-    chunks = min(ceil_div(rows, cut.chunk) + (groups or 0), rows)
-    items = max(1, chunks * ceil_div(ceil_div(columns, 16), cut.stripes * passes(constants)))
+    program = program_of(kernel, {**constants, **own}, groups)
+    items = max(
+        1,
+        most_chunks(rows, cut.chunk, groups)
+        * ceil_div(ceil_div(columns, 16), cut.stripes * passes(constants)),
+    )
     shared = shared_bytes(chunk=cut.chunk, warps=cut.warps, stripes=cut.stripes, groups=groups)
     resident = min(cut.resident, max(1, shared_of_processor(arch) // (shared + 1024)))
     grid = min(ceil_div(items, cut.warps // cut.team), processors * resident)
@@ -113,6 +112,20 @@ def decode(
         args,
         programmatic=capability(arch) >= (9, 0),
     )
+
+
+def program_of(kernel: Kernel, constants: Mapping[str, Any], groups: int | None) -> Program:
+    """A kernel with those of the constants that it has; a dense product has no arrays of ranges."""
+    given = dict(constants)
+    if groups is None:
+        given |= {"OFFSETS": "int32", "IDS": "none", "INDICES": "none", "A_STARTS": "none"}
+        given["STARTS"] = "none"
+    return kernel.program(**{name: given[name] for name in kernel.constants})
+
+
+def most_chunks(rows: int, chunk: int, groups: int | None) -> int:
+    """The most chunks of so many rows that there can be, however rows spread over the ranges."""
+    return min(ceil_div(rows, chunk) + (groups or 0), rows)
 
 
 def _may_begin(constants: Mapping[str, Any], groups: int | None, threads: int) -> bool:

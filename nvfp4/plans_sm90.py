@@ -15,7 +15,14 @@ from .kernels.prepared import HEADER
 from .kernels.sm90_quantized_rows import PRODUCER_WARPS
 from .kernels.sm90_weights import BLOCKS, BOX
 from .launch import Launch
-from .plans_prepared import RECORD_BYTES, STEP_BYTES, check_groups, check_pairs
+from .plans_prepared import (
+    RECORD_BYTES,
+    STEP_BYTES,
+    check_groups,
+    check_pairs,
+    most_chunks,
+    program_of,
+)
 from .program import Kernel
 from .tensor_maps import MapOf
 from .tiling import ceil_div
@@ -104,14 +111,14 @@ def prefill(
     Parameters
     ----------
     constants, rows, columns, depth, groups, processors, kernel, args, choice, matrices
-        As in :func:`decode`; COMPUTE and MATRICES of this kernel may be among the constants.
+        As in ``plans_prepared.decode``; COMPUTE and MATRICES may be among the constants.
     experts
         Matrices of the weights.
 
     Raises
     ------
     UnsupportedError
-        As in :func:`decode`.
+        As in ``plans_prepared.decode``.
     """
     check_pairs(constants, columns)
     check_groups(groups)
@@ -185,33 +192,12 @@ def prefill(
         "COMPUTE": constants.get("COMPUTE", "bfloat16"),
         "MATRICES": constants.get("MATRICES", "all"),
     }
-    if groups is None:
-        own |= {"OFFSETS": "int32", "IDS": "none", "INDICES": "none", "A_STARTS": "none"}
-        own["STARTS"] = "none"
-    given = {**constants, **own}
-    program = kernel.program(**{name: given[name] for name in kernel.constants})
-    chunks = min(ceil_div(rows, tokens) + (groups or 0), rows)
-    items = max(1, chunks * wide)
-    all_steps, blocks = ceil_div(depth, 64), ceil_div(columns, 16)
-    extents = (all_steps, blocks, max(experts, 1))
+    program = program_of(kernel, {**constants, **own}, groups)
+    items = max(1, most_chunks(rows, tokens, groups) * wide)
+    extents = (ceil_div(depth, 64), ceil_div(columns, 16), max(experts, 1))
     maps = (
-        (
-            "codes_map",
-            MapOf(
-                *("b_codes", "u32", (codes // 4, *extents)),
-                (codes, codes * all_steps, codes * all_steps * blocks),
-                (codes // 4, steps, BOX, 1),
-            ),
-        ),
-        (
-            "records_map",
-            MapOf(
-                *("b_scales", "u32", (record // 4, *extents)),
-                (record, record * all_steps, HEADER + record * all_steps * blocks),
-                (record // 4, steps, BOX, 1),
-                offset=HEADER,
-            ),
-        ),
+        ("codes_map", _map_of("b_codes", codes, extents, steps)),
+        ("records_map", _map_of("b_scales", record, extents, steps, header=HEADER)),
     )
     blocks = items * split if split > 1 else min(items, processors * (2 if two else 1))
     return Launch(
@@ -224,6 +210,19 @@ def prefill(
         maps=maps,
         cluster=(split, 1, 1),
     )
+
+
+def _map_of(
+    name: str, size: int, extents: tuple[int, int, int], steps: int, header: int = 0
+) -> MapOf:
+    """The map of `size` bytes a block and step of a buffer, of boxes of `steps` steps.
+
+    `extents` are steps, blocks of 16 rows of the weights, matrices; each of these has a header.
+    """
+    of_block = size * extents[0]
+    strides = (size, of_block, header + of_block * extents[1])
+    box = (size // 4, steps, BOX, 1)
+    return MapOf(name, "u32", (size // 4, *extents), strides, box, offset=header)
 
 
 def _most_tokens(constants: Mapping[str, Any], made: bool) -> int:
@@ -300,12 +299,14 @@ def tokens_of(
     largest = min(most_tokens, max(16, ceil_div(math.ceil(most), 8) * 8))
     costs = []
     for tokens in range(16, largest + 1, 8):
-        if groups is not None and groups < 64:
+        if groups is None:
+            of_range: float = math.ceil(mean / tokens)
+        elif groups < 64:
             # With few ranges one that needs a tile more than others costs a round of the card.
             spread = mean + 2 * math.sqrt(mean)
             of_range = (math.ceil(mean / tokens) + math.ceil(spread / tokens)) / 2
         else:
-            of_range = tiles_of_range(mean, tokens, spread=groups is not None)
+            of_range = tiles_of_range(mean, tokens)
         rounds = of_range * across * (groups or 1) / processors
         if groups is None or rounds < 16:
             rounds = math.ceil(rounds)
@@ -314,13 +315,11 @@ def tokens_of(
     return max(tokens for cost, tokens in costs if cost <= 1.02 * min(costs)[0])
 
 
-def tiles_of_range(mean: float, tokens: int, spread: bool) -> float:
+def tiles_of_range(mean: float, tokens: int) -> float:
     """Tiles of so many rows that a range has, of so many rows in the mean, in the mean.
 
-    With `spread` the rows of ranges are distributed normally, with a variance of the mean.
+    The rows of ranges are distributed normally, with a variance of the mean.
     """
-    if not spread:
-        return math.ceil(mean / tokens)
     # One for each multiple of `tokens` that a range is larger than.
     return sum(
         math.erfc((tiles * tokens + 0.5 - mean) / math.sqrt(2 * mean)) / 2

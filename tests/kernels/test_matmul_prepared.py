@@ -252,6 +252,18 @@ def test_results_are_zero_where_the_row_of_a_is_not_there(sm90: str) -> None:
     assert not out[[1, 3]].any() and out[[0, 2, 4]].any(axis=1).all()
 
 
+def planned_launch(rows: int, groups: int | None, **more: Any) -> Any:
+    """The one launch of a product."""
+    facts: dict[str, Any] = {**FACTS, **more}
+    plan: Any = plans_products.matmul
+    if groups:
+        plan = plans_products.grouped_matmul
+        facts |= {"input_rows": rows, "experts": groups, "groups": groups, "a_row_stride": 32}
+        facts |= index_facts(np.zeros(groups + 1, np.int32), None, None, None)
+    (launch,) = plan("sm_90a", rows=rows, **facts)
+    return launch
+
+
 @pytest.mark.parametrize(
     "rows, columns, groups, kernel",
     [
@@ -269,13 +281,7 @@ def test_results_are_zero_where_the_row_of_a_is_not_there(sm90: str) -> None:
 def test_which_kernel_makes_products_of_how_many_rows(
     rows: int, columns: int, groups: int | None, kernel: str
 ) -> None:
-    facts: dict[str, Any] = {**FACTS, "columns": columns}
-    plan: Any = plans_products.matmul
-    if groups:
-        plan = plans_products.grouped_matmul
-        facts |= {"input_rows": rows, "experts": groups, "groups": groups, "a_row_stride": 32}
-        facts |= index_facts(np.zeros(groups + 1, np.int32), None, None, None)
-    (launch,) = plan("sm_90a", rows=rows, **facts)
+    launch = planned_launch(rows, groups, columns=columns)
     assert launch.program.label.startswith(f"matmul_{kernel}"), launch.program.label
 
 
@@ -284,10 +290,7 @@ def test_small_tiles_share_multiprocessors_where_there_are_more_of_them(
     columns: int, blocks: int
 ) -> None:
     """8 ranges of 8 rows: of 128 tiles some multiprocessors would have none, and others two."""
-    facts: dict[str, Any] = {**FACTS, "columns": columns, "rows": 64, "input_rows": 64}
-    facts |= {"experts": 8, "groups": 8, "a_row_stride": 32}
-    facts |= index_facts(np.zeros(9, np.int32), None, None, None)
-    (launch,) = plans_products.grouped_matmul("sm_90a", **facts)
+    launch = planned_launch(64, 8, columns=columns)
     assert dict(launch.program.constants)["BLOCKS_PER_SM"] == blocks // 132
     assert launch.grid == (min(blocks, 12 * columns // 256), 1, 1)
 

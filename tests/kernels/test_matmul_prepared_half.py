@@ -12,9 +12,8 @@ import nvfp4
 from nvfp4 import plans_products, plans_sm90
 from nvfp4.formats import FORMATS
 
-from .checks import index_facts
 from .products_sm100 import aligned
-from .test_matmul_prepared import FACTS, SWIGLU, check, planned, weights
+from .test_matmul_prepared import SWIGLU, check, planned, planned_launch, weights
 from .test_matmul_prepared_codes import check as check_codes
 
 F16 = np.float16
@@ -144,20 +143,6 @@ def test_rows_have_the_same_bytes_among_any_others(monkeypatch: pytest.MonkeyPat
 
 # Plans -------------------------------------------------------------------------------------------
 
-HALF = {**FACTS, "a_dtype": "float16"}
-
-
-def planned_launch(rows: int, groups: int | None, **more: Any) -> Any:
-    """The one launch of a product."""
-    facts: dict[str, Any] = {**HALF, **more}
-    plan: Any = plans_products.matmul
-    if groups:
-        plan = plans_products.grouped_matmul
-        facts |= {"input_rows": rows, "experts": groups, "groups": groups, "a_row_stride": 32}
-        facts |= index_facts(np.zeros(groups + 1, np.int32), None, None, None)
-    (launch,) = plan("sm_90a", rows=rows, **facts)
-    return launch
-
 
 @pytest.mark.parametrize(
     "rows, columns, groups, kernel",
@@ -170,7 +155,7 @@ def planned_launch(rows: int, groups: int | None, **more: Any) -> Any:
 def test_which_kernel_makes_products_of_how_many_rows(
     rows: int, columns: int, groups: int | None, kernel: str
 ) -> None:
-    launch = planned_launch(rows, groups, columns=columns)
+    launch = planned_launch(rows, groups, a_dtype="float16", columns=columns)
     assert launch.program.label.startswith(f"matmul_{kernel}"), launch.program.label
 
 
@@ -183,7 +168,7 @@ def test_four_stages_fit_into_the_shared_memory_of_a_multiprocessor(
     monkeypatch.setattr(plans_sm90, "tokens_of", lambda mean, groups, most, *_: most)
     plans_products.matmul.cache_clear()
     plans_products.grouped_matmul.cache_clear()
-    launch = planned_launch(1 << 16, groups, columns=1 << 17, b_format=fmt)
+    launch = planned_launch(1 << 16, groups, a_dtype="float16", columns=1 << 17, b_format=fmt)
     constants = dict(launch.program.constants)
     assert launch.shared_bytes <= 227 << 10 and constants["STAGES"] >= 4
     assert constants["BLOCKS_PER_SM"] == constants["STEPS"] == 1
