@@ -8,7 +8,9 @@ from __future__ import annotations
 import os
 import time
 from importlib import import_module
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
+
+from ._lazy import getter
 
 __version__ = "0.1.0"
 
@@ -61,15 +63,7 @@ _HOMES = {
 }
 
 
-def __getattr__(name: str) -> Any:
-    if name not in _HOMES:
-        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    home = _HOMES[name]
-    if home is None:
-        return import_module(f".{name}", __name__)
-    value = getattr(import_module(f".{home}", __name__), name)
-    globals()[name] = value
-    return value
+__getattr__ = getter(globals(), _HOMES)
 
 
 def __dir__() -> list[str]:

@@ -8,9 +8,9 @@ results; a buffer that a call does not have is None.
 from __future__ import annotations
 
 import functools
-import importlib
 from typing import TYPE_CHECKING, Any
 
+from ._lazy import getter
 from .architectures import capability
 from .formats import FORMATS, BlockFormat
 from .kernels.quantize import AMAX, AMAX_CLEAR, AMAX_FINISH, QUANTIZE
@@ -77,12 +77,7 @@ _HOMES = {
 }
 
 
-def __getattr__(name: str) -> Any:
-    if name not in _HOMES:
-        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    found = getattr(importlib.import_module(f".{_HOMES[name]}", __package__), name)
-    globals()[name] = found
-    return found
+__getattr__ = getter(globals(), _HOMES)
 
 
 def _padded_pieces(fmt: BlockFormat, columns: int, layout: str) -> int:
