@@ -1,14 +1,15 @@
 """Products of many rows with prepared weights on Hopper: ``wgmma`` with weights in registers.
 
 A block makes tiles of 256 columns of the product by CHUNK rows of A, of a list that it finds
-itself: items of ``prepared_items``. A step is 64 of the depth; a ring of stages in shared memory
-has the rows of A of a step, as they are, its codes and its scales. Two consumer warpgroups make
+itself: items of ``prepared_items``. A step is 64 of the depth; a stage of a ring in shared memory
+has the rows of A of one step or two, as they are, codes and scales. Two consumer warpgroups make
 bfloat16 of codes, which ``ldmatrix`` hands out in the order that calls for such rows, while
 products before are under way: a group of four for a stripe of 64 columns, two stripes for each
-warpgroup, weights as the first operand, in registers. Other warps bring rows (``sm90_rows``) and
-have the weights brought (``sm90_weights``). Producers and consumers go over the same items by
-themselves; full and empty stages are told by mbarriers, so loads for the next item begin while the
-last one is written, and the next item is looked up while the last products are under way.
+warpgroup, weights as the first operand, in registers (``sm90_products``). Other warps bring rows
+(``sm90_rows``) and have the weights brought (``sm90_producers``, ``sm90_weights``). Producers and
+consumers go over the same items by themselves; full and empty stages are told by mbarriers, so
+loads for the next item begin while the last one is written, and the next item is looked up while
+the last products are under way.
 
 Where A is quantised, four warps bring its rows, dequantised, one tells consumers of them, and one
 asks for weights. Rows of float16 are copied, too; four warps more make two tiles of bfloat16 of

@@ -78,18 +78,24 @@ def test_a_captured_call_replays_to_the_same_bytes(cupy: Any, way: str) -> None:
     same(cupy, q, expected)
 
 
-def test_calls_behind_each_other_read_what_the_one_before_wrote(cupy: Any) -> None:
-    """Programmatic launches: a kernel may start before the one ahead has ended, and must wait."""
+def calls_behind_each_other(cupy: Any, way: str, times: int) -> None:
+    """Each call reads what the one before wrote, and gives the golden bytes."""
     x, options, expected = large()
     source = cupy.asarray(x.view(np.uint16))
     kept, zeros = source.copy(), cupy.zeros_like(source)
     on_card = {name: cupy.asarray(value) for name, value in options.items()}
     bits = source.view(x.dtype)
-    with taking("k4"):
+    with taking(way):
         q = nvfp4.grouped_quantize(bits, "nvfp4", **on_card)
-        for _ in range(20):
+        same(cupy, q, expected)
+        for _ in range(times):
             source[...] = zeros
             nvfp4.grouped_quantize(bits, "nvfp4", out=q, **on_card)
             source[...] = kept
             nvfp4.grouped_quantize(bits, "nvfp4", out=q, **on_card)
             same(cupy, q, expected)
+
+
+def test_calls_behind_each_other_read_what_the_one_before_wrote(cupy: Any) -> None:
+    """Programmatic launches: a kernel may start before the one ahead has ended, and must wait."""
+    calls_behind_each_other(cupy, "k4", 20)
