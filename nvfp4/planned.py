@@ -295,12 +295,13 @@ def _tuned(
     card: CardFacts, launches: tuple[Launch, ...], rows: int, columns: int, depth: int,
     groups: int | None,
 ) -> bool:  # fmt: skip
-    """Whether a table has a row for the product."""
+    """Whether a table has a row for the product, and one that it can have."""
     from . import tuning
 
     constants = dict(launches[-1].program.constants)
     key = functools.partial(tuning.key_of, constants, rows, columns, depth, groups)
-    return tuning.find(card.identity, key) is not None
+    choice = tuning.find(card.identity, key)
+    return choice is not None and choice.made(constants)
 
 
 def _hit(rows: int, experts: int | None) -> float:

@@ -226,7 +226,14 @@ def chosen(choice: Choice | None, constants: Mapping[str, Any], depth: int) -> C
     two = constants["PAIR"] == "halves" or whole_blocks(constants)
     if (two and choice.stripes != 2) or (choice.team > 1 and ceil_div(depth, 64) < choice.team):
         return None
-    return Cut(choice.chunk, 8, choice.team, choice.stripes, choice.slots, choice.resident)
+    # What certainly spills. (Blocks of four warps may be one more than have as many warps.)
+    warps = 8 * _resident(choice.chunk, choice.stripes, constants)
+    plain = constants["A_ELEMENT"] == "none" and constants["INPUT"] == "bfloat16"
+    plain = plain and constants["OUTPUT"] != "codes"
+    most = 5 - choice.stripes if plain and choice.chunk == 8 else 2
+    if choice.warps * choice.resident > warps + 4 or choice.slots > most:
+        return None
+    return Cut(choice.chunk, choice.warps, *choice[2:6])
 
 
 def tile(

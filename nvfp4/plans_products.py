@@ -464,27 +464,38 @@ def _prepared(
         "processors": processors,
     }
     key = functools.partial(tuning.key_of, constants, rows, columns, depth, shape["groups"])
-    shape["choice"] = tuning.find(card, key)
+    narrow = constants["A_SCALE"] == "none" and constants["B_SCALE"] == "e8m0"
+    function = "none" if epilogue is None else "function"
+    ways = [{**constants, **more, "EPILOGUE": function} for more in (_FP8 if narrow else ({},))]
+    shape["choice"] = _possible(tuning.find(card, key), arch, ways, **shape)
     shape["matrices"] = experts if batch_invariant else None
     launches: list[Launch | None] = []
     if arch == "sm_90a":
         kernel = matmul_sm90_kernel(_dtypes(epilogue))
-        narrow = constants["A_SCALE"] == "none" and constants["B_SCALE"] == "e8m0"
         launches += [
-            plans_sm90.prefill(
-                {**constants, **more, "EPILOGUE": "none" if epilogue is None else "function"},
-                **shape,
-                kernel=kernel,
-                args=args,
-                experts=experts,
-            )
-            for more in (_FP8 if narrow else ({},))
+            plans_sm90.prefill(way, **shape, kernel=kernel, args=args, experts=experts)
+            for way in ways
         ]
     made = [launch for launch in launches if launch is not None]
     if not made:
         kernel = matmul_decode_kernel(_dtypes(epilogue))
         made = [plans_prepared.decode(arch, constants, **shape, kernel=kernel, args=args)]
     return tuple(replace(one, program=_with_epilogue(one.program, epilogue)) for one in made)
+
+
+def _possible(
+    choice: tuning.Choice | None, arch: str, ways: list[dict[str, Any]], **shape: Any
+) -> tuning.Choice | None:
+    """A table's choice, if each launch of the product can have it; `ways` are their constants."""
+    if choice is None:
+        return None
+    if choice.kernel == "decode":
+        has = plans_prepared.chosen(choice, ways[0], shape["depth"]) is not None
+    else:
+        has = arch == "sm_90a" and all(
+            plans_sm90.chosen(choice, plans_sm90.shape_of(way, **shape)) is not None for way in ways
+        )
+    return choice if has else None
 
 
 def _prepared_result(out_dtype: str, out_tiles: int) -> tuple[int | str, ...]:

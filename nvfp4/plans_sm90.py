@@ -7,8 +7,8 @@ from __future__ import annotations
 
 import functools
 import math
-from collections.abc import Mapping
-from typing import Any
+from collections.abc import Iterator, Mapping
+from typing import Any, NamedTuple
 
 from .kernels.matmul_sm90 import shared_bytes, threads_of
 from .kernels.prepared import HEADER
@@ -74,6 +74,60 @@ INVARIANT_TOKENS = 64
 INVARIANT_TILES = 132
 
 
+class Shape(NamedTuple):
+    """What of a product decides about its tiles.
+
+    Attributes
+    ----------
+    rows, groups
+        groups is None in a dense product.
+    across
+        Tiles of columns.
+    steps
+        Of 64 of the depth.
+    processors
+    most
+        Rows of a tile that there is room for.
+    parts
+        How often each row is multiplied.
+    copied, shared
+        Whether rows are multiplied as they are, and whether blocks may share the depth of a tile.
+    """
+
+    rows: int
+    groups: int | None
+    across: int
+    steps: int
+    processors: int
+    most: int
+    parts: int
+    copied: bool
+    shared: bool
+
+    @property
+    def mean(self) -> float:
+        """Rows of a range, in the mean."""
+        return self.rows / (self.groups or 1)
+
+
+class Tile(NamedTuple):
+    """How ``kernels.matmul_sm90`` divides a product.
+
+    Attributes
+    ----------
+    tokens
+        Rows of a tile.
+    split
+        Blocks that share its depth.
+    resident
+        Blocks of a multiprocessor.
+    """
+
+    tokens: int
+    split: int = 1
+    resident: int = 1
+
+
 def many_rows(
     *,
     rows: int,
@@ -122,7 +176,6 @@ def prefill(
     """
     check_pairs(constants, columns)
     check_groups(groups)
-    mean = rows / (groups or 1)
     many = many_rows(
         rows=rows,
         columns=columns,
@@ -137,30 +190,18 @@ def prefill(
         choice = None
         many = 0 if matrices * ceil_div(columns, 256) >= INVARIANT_TILES else rows + 1
     nothing = not (experts and columns and depth)  # of which there is no tensor map
-    if mean < many or nothing:
+    if rows / (groups or 1) < many or nothing:
         return None
-    halves = constants["PAIR"] == "halves"
-    narrow = constants.get("COMPUTE") == "fp8"
-    made = constants["A_ELEMENT"] != "none" and not narrow  # rows, bfloat16 on the way
-    parts = 2 if constants["A_ELEMENT"] == "none" and not _are_copied(constants) else 1
-    row = 64 if narrow else 128 * parts  # bytes of a row of A in a stage
-    codes = STEP_BYTES[constants["B_ELEMENT"] != "e2m1"]
-    record = RECORD_BYTES[constants["B_SCALE"] == "e4m3"]
-    most = _most_tokens(constants, made)
-    if parts == 2:
-        most = min(most, _tokens_that_fit(row, codes + record, groups))
-    wide = ceil_div(columns // 2 if halves else columns, 128 if halves else 256)
-    if choice is None:
-        tokens = tokens_of(mean, groups, most, wide, processors, parts)
-    else:
-        tokens = min(choice.tokens, most)
+    shape = shape_of(constants, rows, columns, depth, groups, processors)
+    tile = chosen(choice, shape)
     if matrices is not None:
-        tokens = min(INVARIANT_TOKENS, most)
-    split = 1
-    if groups is None and choice is None and matrices is None and _may_split(constants):
-        split, tokens = split_of(rows, wide, ceil_div(depth, 64), tokens, processors, parts)
-    tiles = wide * max(ceil_div(rows, tokens), min(rows, groups or 1))
-    two = _are_copied(constants) and tokens <= TOKENS_OF_TWO and split == 1 and tiles > processors
+        tile = alone(min(INVARIANT_TOKENS, shape.most), shape)
+    if tile is None:
+        tile = tile_of(shape)
+    tokens, split, resident = tile
+    wide = shape.across
+    made = _are_made(constants)
+    row, codes, record = _bytes_of_step(constants)
     shared = functools.partial(
         shared_bytes,
         tokens=tokens,
@@ -169,7 +210,7 @@ def prefill(
         row=row,
         results=min(64, tokens // split) if _is_plain(constants) else 64,
     )
-    room = SHARED // (2 if two else 1) - shared(stages=0)
+    room = SHARED // resident - shared(stages=0)
     # A warp that makes rows has every fourth step, one that loads them every second: with fewer
     # stages it would be two turns of the ring ahead, which parities do not tell from none.
     least = PRODUCER_WARPS if made else 2
@@ -186,7 +227,7 @@ def prefill(
         "SHARE": tokens // 2 // split,
         "STAGES": stages,
         "STEPS": steps,
-        "BLOCKS_PER_SM": 2 if two else 1,
+        "BLOCKS_PER_SM": resident,
         "WHOLE": depth % (64 * steps) == 0,
         "THREADS": threads_of(constants["A_ELEMENT"], constants["INPUT"]),
         "COMPUTE": constants.get("COMPUTE", "bfloat16"),
@@ -199,7 +240,7 @@ def prefill(
         ("codes_map", _map_of("b_codes", codes, extents, steps)),
         ("records_map", _map_of("b_scales", record, extents, steps, header=HEADER)),
     )
-    blocks = items * split if split > 1 else min(items, processors * (2 if two else 1))
+    blocks = items * split if split > 1 else min(items, processors * resident)
     return Launch(
         program,
         (blocks, 1, 1),
@@ -225,8 +266,26 @@ def _map_of(
     return MapOf(name, "u32", (size // 4, *extents), strides, box, offset=header)
 
 
-def _most_tokens(constants: Mapping[str, Any], made: bool) -> int:
+def _are_made(constants: Mapping[str, Any]) -> bool:
+    """Whether rows of A are quantised, and made bfloat16 on the way."""
+    return constants["A_ELEMENT"] != "none" and constants.get("COMPUTE") != "fp8"
+
+
+def _parts(constants: Mapping[str, Any]) -> int:
+    """How often each row of A is multiplied: those of float16 as two of bfloat16."""
+    return 2 if constants["A_ELEMENT"] == "none" and not _are_copied(constants) else 1
+
+
+def _bytes_of_step(constants: Mapping[str, Any]) -> tuple[int, int, int]:
+    """Bytes of a row of A in a stage; of codes and scales of 16 rows of the weights."""
+    row = 64 if constants.get("COMPUTE") == "fp8" else 128 * _parts(constants)
+    codes = STEP_BYTES[constants["B_ELEMENT"] != "e2m1"]
+    return row, codes, RECORD_BYTES[constants["B_SCALE"] == "e4m3"]
+
+
+def _most_tokens(constants: Mapping[str, Any]) -> int:
     """Rows of a tile that registers allow."""
+    made = _are_made(constants)
     if constants["A_ELEMENT"] == "none":
         of_half = MOST_TOKENS_HALF[constants["OUTPUT"] == "codes"]
         most = MOST_TOKENS if _are_copied(constants) else of_half
@@ -266,6 +325,101 @@ def _is_plain(constants: Mapping[str, Any]) -> bool:
     return plain and constants["PAIR"] == "none"
 
 
+def shape_of(
+    constants: Mapping[str, Any],
+    rows: int,
+    columns: int,
+    depth: int,
+    groups: int | None,
+    processors: int,
+) -> Shape:
+    """What decides about the tiles of a product; `constants` as in :func:`prefill`."""
+    parts = _parts(constants)
+    most = _most_tokens(constants)
+    if parts == 2:
+        row, *of_weights = _bytes_of_step(constants)
+        most = min(most, _tokens_that_fit(row, sum(of_weights), groups))
+    halves = constants["PAIR"] == "halves"
+    across = ceil_div(columns // 2 if halves else columns, 128 if halves else 256)
+    shared = groups is None and _may_split(constants)
+    return Shape(
+        *(rows, groups, across, ceil_div(depth, 64), processors, most, parts),
+        *(_are_copied(constants), shared),
+    )
+
+
+def tile_of(shape: Shape) -> Tile:
+    """The division of a product by the formulas."""
+    processors, parts = shape.processors, shape.parts
+    tokens = tokens_of(shape.mean, shape.groups, shape.most, shape.across, processors, parts)
+    if shape.shared:
+        of_shape = (shape.rows, shape.across, shape.steps)
+        split, tokens = split_of(*of_shape, tokens, processors, parts)
+        if split > 1:
+            return Tile(tokens, split)
+    return alone(tokens, shape)
+
+
+def alone(tokens: int, shape: Shape) -> Tile:
+    """A tile of so many rows whose depth nobody shares."""
+    tiles = shape.across * max(ceil_div(shape.rows, tokens), min(shape.rows, shape.groups or 1))
+    two = can_have(Tile(tokens, resident=2), shape) and tiles > shape.processors
+    return Tile(tokens, resident=2 if two else 1)
+
+
+def chosen(choice: Choice | None, shape: Shape) -> Tile | None:
+    """The division of a table's row, where it is one of this product."""
+    if choice is None or choice.kernel != "sm90":
+        return None
+    if choice.split == 1 and not choice.resident:
+        tile = alone(choice.tokens, shape)
+    else:
+        tile = Tile(choice.tokens, choice.split, max(1, choice.resident))
+    return tile if can_have(tile, shape) else None
+
+
+def can_have(tile: Tile, shape: Shape) -> bool:
+    """Whether there are registers, shared memory and depth for a division."""
+    tokens, split, resident = tile
+    if split > 1:
+        shares = shape.shared and resident == 1 and shape.steps >= 4 * split
+        return shares and tokens <= MOST_TOKENS_SPLIT and tokens % (8 * split) == 0
+    if resident > 1:
+        return shape.copied and tokens <= TOKENS_OF_TWO
+    return tokens <= shape.most
+
+
+def tiles_of(shape: Shape) -> Iterator[Tile]:
+    """Every division that the formulas choose among, and others that the kernel has.
+
+    Those are one and two blocks a multiprocessor where there is room for two, and more clusters
+    than a card has at once.
+    """
+    for tokens in range(16, _largest(shape.mean, shape.groups, shape.most) + 1, 8):
+        for resident in (1, 2):
+            if can_have(Tile(tokens, resident=resident), shape):
+                yield Tile(tokens, resident=resident)
+    for split in CLUSTERS:
+        for share in range(max(16, 8 * split), MOST_TOKENS_SPLIT + 1, 8 * split):
+            if share - 8 * split < shape.rows and can_have(Tile(share, split), shape):
+                yield Tile(share, split)
+
+
+def time_of(tile: Tile, shape: Shape) -> float:
+    """Microseconds of an H200 by the formulas; it only ranks divisions.
+
+    One block of a multiprocessor or two make no difference to it.
+    """
+    tokens, split, _ = tile
+    each = ceil_div(shape.steps, split) * time_of_tile(shape.parts * tokens) / 128
+    if split == 1:
+        of_card = (shape.across, shape.processors)
+        return _rounds(shape.mean, shape.groups, tokens, *of_card) * each
+    clusters = ceil_div(shape.rows, tokens) * shape.across
+    rounds = ceil_div(clusters, int(CLUSTERS[split] * shape.processors / split))
+    return rounds * (each + TIME_OF_SPLIT)
+
+
 def split_of(
     rows: int, wide: int, steps: int, tokens: int, processors: int, parts: int = 1
 ) -> tuple[int, int]:
@@ -275,14 +429,13 @@ def split_of(
     the rows of a tile that nobody shares, of `wide` beside each other, each multiplied `parts`
     times.
     """
-    rounds = ceil_div(ceil_div(rows, tokens) * wide, processors)
-    best = (rounds * steps * time_of_tile(parts * tokens) / 128, 1, tokens)
+    of_rows = Shape(rows, None, wide, steps, processors, tokens, parts, True, True)
+    best = (time_of(Tile(tokens), of_rows), 1, tokens)
     for split in CLUSTERS:
         for tiles in range(1, int(CLUSTERS[split] * processors / split / wide) + 1):
             share = max(16, ceil_div(ceil_div(rows, tiles), 8 * split) * 8 * split)
-            if share <= MOST_TOKENS_SPLIT and steps >= 4 * split:
-                time = ceil_div(steps, split) * time_of_tile(parts * share) / 128 + TIME_OF_SPLIT
-                best = min(best, (time, split, share))
+            if can_have(Tile(share, split), of_rows):
+                best = min(best, (time_of(Tile(share, split), of_rows), split, share))
     return best[1], best[2]
 
 
@@ -295,24 +448,32 @@ def tokens_of(
     columns; of the numbers of rows, the one that costs the least, by the time of a tile and the
     rounds of the card that their number takes. Each row is multiplied `parts` times.
     """
-    most = mean if groups is None else mean + 3 * math.sqrt(mean)
-    largest = min(most_tokens, max(16, ceil_div(math.ceil(most), 8) * 8))
     costs = []
-    for tokens in range(16, largest + 1, 8):
-        if groups is None:
-            of_range: float = math.ceil(mean / tokens)
-        elif groups < 64:
-            # With few ranges one that needs a tile more than others costs a round of the card.
-            spread = mean + 2 * math.sqrt(mean)
-            of_range = (math.ceil(mean / tokens) + math.ceil(spread / tokens)) / 2
-        else:
-            of_range = tiles_of_range(mean, tokens)
-        rounds = of_range * across * (groups or 1) / processors
-        if groups is None or rounds < 16:
-            rounds = math.ceil(rounds)
+    for tokens in range(16, _largest(mean, groups, most_tokens) + 1, 8):
+        rounds = _rounds(mean, groups, tokens, across, processors)
         costs.append((rounds * time_of_tile(parts * tokens), tokens))
     # Of those that cost about as much, the one of the most rows: weights are made less often.
     return max(tokens for cost, tokens in costs if cost <= 1.02 * min(costs)[0])
+
+
+def _largest(mean: float, groups: int | None, most_tokens: int) -> int:
+    """Rows of the largest tile that such ranges may need."""
+    most = mean if groups is None else mean + 3 * math.sqrt(mean)
+    return min(most_tokens, max(16, ceil_div(math.ceil(most), 8) * 8))
+
+
+def _rounds(mean: float, groups: int | None, tokens: int, across: int, processors: int) -> float:
+    """Rounds of the card that tiles of so many rows take."""
+    if groups is None:
+        of_range: float = math.ceil(mean / tokens)
+    elif groups < 64:
+        # With few ranges one that needs a tile more than others costs a round of the card.
+        spread = mean + 2 * math.sqrt(mean)
+        of_range = (math.ceil(mean / tokens) + math.ceil(spread / tokens)) / 2
+    else:
+        of_range = tiles_of_range(mean, tokens)
+    rounds = of_range * across * (groups or 1) / processors
+    return math.ceil(rounds) if groups is None or rounds < 16 else rounds
 
 
 def tiles_of_range(mean: float, tokens: int) -> float:

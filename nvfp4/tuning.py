@@ -67,7 +67,11 @@ class Key(NamedTuple):
 
 
 class Choice(NamedTuple):
-    """A division: of ``plans_prepared.Cut`` for "decode", the rows of a tile for "sm90"."""
+    """A division: ``plans_prepared.Cut`` for "decode", ``plans_sm90.Tile`` for "sm90".
+
+    What a row of a file does not name has the value here, and so has what is the other kernel's.
+    `resident` 0 of "sm90" is what the formulas have with such tiles.
+    """
 
     kernel: str
     chunk: int = 0
@@ -76,22 +80,41 @@ class Choice(NamedTuple):
     slots: int = 0
     resident: int = 0
     tokens: int = 0
+    warps: int = 8
+    split: int = 1
 
     def wrong(self) -> str:
-        """Why it is none; empty: it is one."""
-        allowed: dict[str, tuple[int, ...]] = {"tokens": tuple(range(16, 129, 8))}
-        if self.kernel == "decode":
-            allowed = {
-                **{"chunk": (8, 16), "team": (1, 2, 4, 8), "stripes": (1, 2)},
-                **{"slots": (1, 2, 3, 4), "resident": (1, 2, 3, 4)},
-            }
-        elif self.kernel != "sm90":
+        """Why it is none; empty: it is one, of some product."""
+        if self.kernel not in KERNELS:
             return f"kernel must be one of {', '.join(KERNELS)}; got {self.kernel!r}"
-        for name, values in allowed.items():
+        others = {name: (value,) for name, value in self._field_defaults.items()}
+        for name, values in (others | _ALLOWED[self.kernel]).items():
             got = getattr(self, name)
             if type(got) is not int or got not in values:
-                return f"{name} must be one of {', '.join(map(str, values))}; got {got!r}"
+                allowed = ", ".join(map(str, values))
+                return f"{name} of {self.kernel!r} must be one of {allowed}; got {got!r}"
+        if self.kernel == "decode" and self.warps % self.team:
+            return f"team must divide warps, which are {self.warps}; got {self.team}"
+        if self.tokens % (8 * self.split):
+            return f"tokens must be a multiple of 8 * split, {8 * self.split}; got {self.tokens}"
         return ""
+
+    def made(self, constants: Mapping[str, Any]) -> bool:
+        """Whether a program with these constants is divided so."""
+        names = {"chunk": "CHUNK", "warps": "WARPS", "team": "TEAM", "stripes": "STRIPES"}
+        if self.kernel == "sm90":
+            names = {"tokens": "CHUNK", "split": "SPLIT"}
+            names |= {"resident": "BLOCKS_PER_SM"} if self.resident else {}
+        return all(constants.get(there) == getattr(self, here) for here, there in names.items())
+
+
+_ALLOWED: dict[str, dict[str, tuple[int, ...]]] = {
+    "decode": {
+        **{"chunk": (8, 16), "warps": (4, 6, 8), "team": (1, 2, 3, 4, 6, 8), "stripes": (1, 2)},
+        **{"slots": (1, 2, 3, 4), "resident": tuple(range(1, 10))},
+    },
+    "sm90": {"tokens": tuple(range(16, 161, 8)), "split": (1, 2, 4, 8), "resident": (0, 1, 2)},
+}
 
 
 class Table(NamedTuple):
@@ -143,8 +166,8 @@ def key_of(
 
 #: What decides how fast a product with prepared weights is: files of ``kernels``, and the formulas.
 _SOURCES = (
-    "matmul_decode", "matmul_sm90", "prepared*", "sm90_*", "activations", "fp8_*", "groups",
-    "mma_tiles", "products", "rings", "schedule", "warps",
+    "matmul_decode", "decode_*", "matmul_sm90", "prepared*", "sm90_*", "activations", "fp8_*",
+    "grouped_pieces", "groups", "mma_tiles", "products", "rings", "schedule", "warps",
 )  # fmt: skip
 _DOCSTRING = re.compile(r'r?"""[\s\S]*?"""')
 

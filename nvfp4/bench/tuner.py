@@ -1,14 +1,16 @@
 """Search divisions of products with prepared weights on the present card (``nvfp4 tune``).
 
-Divisions that a plan may have are ranked by a simple model of their time; the best of the ranking
-are built, several at once, and timed as ``nvfp4 bench`` times. One that is faster than that of the
-formulas by more than GAIN, twice, becomes a row of a table (``nvfp4.tuning``). Formulas that are
-not beaten stay: then a row that there was goes.
+Divisions that a plan may have, and neighbours of theirs, are ranked by the time that the formulas
+of plans take them for: there is no other model. The best of the ranking are built, several at once,
+and timed as ``nvfp4 bench`` times. One that is faster than that of the formulas by more than GAIN,
+twice, becomes a row of a table (``nvfp4.tuning``). Formulas that are not beaten stay: then a row
+that there was goes.
 """
 
 from __future__ import annotations
 
 import contextlib
+import math
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -29,18 +31,20 @@ from .run import Options
 from .timing import calls_in_graph, least_calls, replay_seconds
 from .weights import copies_of, prepared_copies
 
-__all__ = ["GAIN", "Outcome", "Product", "candidates", "division", "forced", "product_of", "said",
-           "search", "suite_products", "timer", "tune"]  # fmt: skip
+__all__ = ["GAIN", "Outcome", "Product", "candidates", "decode_times", "division", "forced",
+           "product_of", "said", "search", "sm90_times", "suite_products", "timer",
+           "tune"]  # fmt: skip
 
 #: What a row must save at least.
 GAIN = 0.02
 #: Divisions of each kernel that are worth a try; half as many of the one that formulas do not take.
-MOST = {"decode": 14, "sm90": 6}
-#: Times of the model, in units of the best's, up to which they are.
+MOST = {"decode": 14, "sm90": 12}
+#: Times by the formulas, in units of the best's, up to which they are.
 WORSE = 1.5
 #: Rows of a range, in the mean, up to which the kernel of few rows is tried: grouped, dense.
 FEW = (24, 256)
-_TOKENS = range(16, 129, 8)
+#: Rows of a range, in the mean, from which on that of many rows is.
+MANY = min(many for _, many in plans_sm90.MANY_ROWS)
 
 
 @dataclass(frozen=True)
@@ -70,8 +74,9 @@ class Product:
 
     @property
     def constants(self) -> dict[str, Any]:
-        """Of the formulas' kernel."""
-        return dict(self.launch.program.constants)
+        """Of the formulas' kernel, as plans of both kernels read them."""
+        function = "none" if self.call.get("epilogue") is None else "function"
+        return {**dict(self.launch.program.constants), "EPILOGUE": function}
 
     @property
     def label(self) -> str:
@@ -172,16 +177,11 @@ def candidates(product: Product) -> list[Choice]:
     """
     found: dict[str, list[Choice]] = {"decode": [], "sm90": []}
     mean = product.rows / (product.groups or 1)
-    if mean <= FEW[product.groups is None]:
-        costs = {c: _decode_cost(product, c) for c in _decode(product)}
-        found["decode"] = sorted(
-            (c for c in costs if costs[c] <= WORSE * min(costs.values())), key=costs.__getitem__
-        )
-    if product.arch == "sm_90a" and mean >= 4:
-        every = [Choice("sm90", tokens=t) for t in _TOKENS if t <= max(32, 3 * mean)]
-        by_tokens = _sm90_costs(product)
-        found["sm90"] = sorted(every, key=lambda c: by_tokens[c.tokens])
     own = "sm90" if product.launch.program.kernel.name == "matmul_sm90" else "decode"
+    if mean <= FEW[product.groups is None] or own == "decode":
+        found["decode"] = _promising(decode_times(product))
+    if product.arch == "sm_90a" and (mean >= MANY or own == "sm90"):
+        found["sm90"] = _promising(sm90_times(product))
     seen = {_identity(product.launch)}
     kept: dict[str, list[Choice]] = {kernel: [] for kernel in found}
     for kernel, choices in found.items():
@@ -202,48 +202,70 @@ def _identity(launch: Launch) -> Any:
     return launch.program, launch.grid, launch.block, launch.shared_bytes
 
 
-def _decode(product: Product) -> Iterator[Choice]:
-    """Of ``kernels.matmul_decode``."""
-    constants = product.constants
-    steps = ceil_div(product.key.depth, 64)
-    for chunk in (8, 16):
-        for stripes in (2,) if product.key.pair == "halves" else (1, 2):
-            resident = plans_prepared._resident(chunk, stripes, constants)
-            for team in (team for team in (8, 4, 2, 1) if steps >= team):
-                most = (2, 3, 4)[: 4 - stripes] if chunk == 8 else (2,)
-                for slots in sorted({min(n, steps // team) for n in most}):
-                    for blocks in (n for n in (resident, resident - 1) if n):
-                        yield Choice("decode", chunk, team, stripes, slots, blocks)
+def _promising(times: Mapping[Choice, float]) -> list[Choice]:
+    """Those that do not take much longer than the best, the best first."""
+    most = WORSE * min(times.values(), default=0.0)
+    return sorted((c for c in times if times[c] <= most), key=times.__getitem__)
 
 
-def _decode_cost(product: Product, choice: Choice) -> float:
-    """What ``plans_prepared`` takes it for; it only ranks."""
-    key = product.key
-    cut = plans_prepared.Cut(choice.chunk, 8, *choice[2:6])
-    chunks = plans_prepared.chunks_of(product.rows, choice.chunk, product.groups)
-    items = max(1, chunks * ceil_div(ceil_div(key.columns, 16), choice.stripes))
+def decode_times(product: Product) -> dict[Choice, float]:
+    """Divisions by ``kernels.matmul_decode``, and how long the formulas take them to be."""
+    key, constants = product.key, product.constants
     steps = ceil_div(key.depth, 64)
-    return plans_prepared.time_of(cut, product.constants, items, steps, product.card[1])
+    across = ceil_div(ceil_div(key.columns, 16), plans_prepared.passes(constants))
+    times = {}
+    for chunk in (8, 16):
+        chunks = plans_prepared.chunks_of(product.rows, chunk, product.groups)
+        for stripes in (1, 2):
+            items = max(1, chunks * ceil_div(across, stripes))
+            for cut in _cuts(product, chunk, stripes):
+                choice = Choice("decode", *cut[:1], *cut[2:], warps=cut.warps)
+                if plans_prepared.chosen(choice, constants, key.depth) is not None:
+                    times[choice] = plans_prepared.time_of(
+                        cut, constants, items, steps, product.card[1]
+                    )
+    return times
 
 
-def _sm90_costs(product: Product) -> dict[int, float]:
-    """Of ``kernels.matmul_sm90`` by rows of a tile: rounds of the card, by a tile's time.
+def _cuts(product: Product, chunk: int, stripes: int) -> Iterator[plans_prepared.Cut]:
+    """What the formulas choose among, whatever the items are, and their neighbours."""
+    constants, depth = product.constants, product.key.depth
+    steps = ceil_div(depth, 64)
+    each = (0.0, math.inf)  # items of a multiprocessor
+    facts = (constants, chunk, stripes, depth, product.groups, None)
+    found = [cut for few in each for cut in plans_prepared._cuts(*facts, few)]
+    cuts = {cut._replace(slots=max(1, min(cut.slots, steps // cut.team))) for cut in found}
+    blocks = {(cut.warps, cut.resident) for cut in cuts}
+    smaller = (4, 6)[:stripes]  # of six with one stripe all that were timed were slow
+    blocks |= {(w, r * 8 // w) for warps, r in blocks if warps == 8 for w in smaller}
+    blocks |= {(warps, r - 1) for warps, r in blocks if r > 1}
+    yield from sorted(cuts)
+    for warps, resident in sorted(blocks, reverse=True):
+        for team in (n for n in range(1, warps + 1) if warps % n == 0 and n <= steps):
+            for slots in sorted({min(n, steps // team) for n in (2, 3, 4)}):
+                yield plans_prepared.Cut(chunk, warps, team, stripes, slots, resident)
 
-    Dequantising takes as long as the products of some 56 rows. Two blocks share a multiprocessor
-    where tiles are small, and each hides a part of what the other waits for.
+
+def sm90_times(product: Product) -> dict[Choice, float]:
+    """Divisions by ``kernels.matmul_sm90``, and how long the formulas take them to be.
+
+    Those with as many blocks a multiprocessor as the formulas have are before others like them.
     """
-    counts = np.array([product.rows])
-    if product.groups is not None:
-        (routing,) = _spread(product.rows, product.groups)[:1]
-        counts = np.diff(routing.offsets)
-    across = ceil_div(product.key.columns, 256)
-    costs = {}
-    for tokens in _TOKENS:
-        tiles = int(np.sum(-(-counts // tokens))) * across
-        share = 2 if tokens <= plans_sm90.TOKENS_OF_TWO else 1
-        rounds = ceil_div(tiles, product.card[1] * share)
-        costs[tokens] = rounds * (1.0 if share == 1 else 1.6) * (max(tokens, 56) + 8)
-    return costs
+    key = product.key
+    shape = plans_sm90.shape_of(
+        *(product.constants, product.rows, key.columns, key.depth, product.groups),
+        product.card[1],
+    )
+    tiles = sorted(
+        plans_sm90.tiles_of(shape),
+        key=lambda tile: tile.split == 1 and tile != plans_sm90.alone(tile.tokens, shape),
+    )
+    return {
+        Choice(
+            "sm90", tokens=tile.tokens, split=tile.split, resident=tile.resident
+        ): plans_sm90.time_of(tile, shape)
+        for tile in tiles
+    }
 
 
 def _spread(rows: int, groups: int) -> list[Routing]:
@@ -276,21 +298,20 @@ def _forget() -> None:
 
 def said(choice: Choice) -> str:
     """A division in words."""
+    names = ["chunk", "warps", "team", "stripes", "slots", "resident"]
     if choice.kernel == "sm90":
-        return f"sm90 tokens {choice.tokens}"
-    return (
-        f"decode chunk {choice.chunk} team {choice.team} stripes {choice.stripes} slots "
-        f"{choice.slots} resident {choice.resident}"
-    )
+        names = ["tokens", "split", "resident"]
+    return " ".join([choice.kernel, *(f"{name} {getattr(choice, name)}" for name in names)])
 
 
 def division(launch: Launch) -> str:
     """The division of a launch, in the same words."""
     made = dict(launch.program.constants)
+    more = {"resident": made["BLOCKS_PER_SM"]}
     if launch.program.kernel.name == "matmul_sm90":
-        return said(Choice("sm90", tokens=made["CHUNK"]))
-    names = ("CHUNK", "TEAM", "STRIPES", "SLOTS", "BLOCKS_PER_SM")
-    return said(Choice("decode", *(made[name] for name in names)))
+        return said(Choice("sm90", tokens=made["CHUNK"], split=made["SPLIT"], **more))
+    names = ("chunk", "team", "stripes", "slots", "warps")
+    return said(Choice("decode", **more, **{name: made[name.upper()] for name in names}))
 
 
 # --- timing ---------------------------------------------------------------------------------------

@@ -72,11 +72,97 @@ def test_a_table_chooses_the_kernel_too(table: Path) -> None:
     assert planned(4096).kernel == "matmul_decode" and planned(2048).kernel == "matmul_sm90"
 
 
-def test_a_choice_that_a_product_cannot_have_is_left(table: Path) -> None:
-    """A quantised result in blocks of 32 needs two stripes."""
-    written(table, choices={KEY._replace(result="codes 32"): CHOICE})
-    plan = planned(out_dtype="mxfp4")
-    assert plan.constants["STRIPES"] == 2
+def test_a_table_says_warps_clusters_and_blocks_of_a_multiprocessor(table: Path) -> None:
+    few, many = KEY._replace(rows=1), KEY._replace(rows=64)
+    ranges = KEY._replace(groups=8, rows=256)
+    choices = {
+        few: Choice("decode", 8, 3, 2, 3, 4, warps=6),
+        many: Choice("sm90", tokens=64, split=4, resident=1),
+        ranges: Choice("sm90", tokens=24, resident=1),
+    }
+    written(table, choices=choices)
+    assert tuning.read(table).choices == choices
+    plan = planned(1)
+    names = ("WARPS", "TEAM", "STRIPES", "SLOTS", "BLOCKS_PER_SM", "THREADS")
+    assert plan.tuned and [plan.constants[n] for n in names] == [6, 3, 2, 3, 4, 192]
+    assert plan.launches[0].block == (192, 1, 1)
+    plan = planned(64)
+    assert plan.tuned and (plan.constants["CHUNK"], plan.launches[0].cluster) == (64, (4, 1, 1))
+    plan, formulas = planned(256, experts=8), planned(128, experts=8)
+    assert plan.tuned and (plan.constants["CHUNK"], plan.constants["BLOCKS_PER_SM"]) == (24, 1)
+    assert not formulas.tuned and formulas.constants["BLOCKS_PER_SM"] == 2
+    written(table, choices={ranges: Choice("sm90", tokens=24)})  # as the formulas have it
+    forget()
+    assert planned(256, experts=8).constants["BLOCKS_PER_SM"] == 2
+
+
+def test_what_a_row_does_not_name_is_as_before_it_could_be_named(table: Path) -> None:
+    """Rows without warps have blocks of eight; the sum of no row's bytes is another one."""
+    written(table)
+    row = NOW | {"choice": {"kernel": "decode", **{n: getattr(CHOICE, n) for n in (
+        "chunk", "team", "stripes", "slots", "resident")}}}  # fmt: skip
+    table.write_text(json.dumps(json.loads(table.read_text()) | {"rows": [row]}))
+    assert tuning.read(table).choices == {KEY: CHOICE}
+    assert planned().tuned and planned().constants["WARPS"] == 8
+
+
+DENSE, RANGES = {"rows": 16}, {"rows": 512, "experts": 8}
+
+
+@pytest.mark.parametrize(
+    "key, choice, options",
+    [
+        # A quantised result in blocks of 32 needs two stripes.
+        (KEY._replace(result="codes 32"), CHOICE, DENSE | {"out_dtype": "mxfp4"}),
+        # Registers: of blocks of four warps, of steps under way, of rows of a tile.
+        (KEY, Choice("decode", 8, 4, 2, 2, 8, warps=4), DENSE),
+        (KEY, Choice("decode", 8, 8, 1, 2, 5), DENSE),
+        (KEY, Choice("decode", 8, 8, 2, 4, 2), DENSE),
+        (KEY, Choice("decode", 16, 8, 1, 3, 2), DENSE),
+        (KEY._replace(rows=512, groups=8), Choice("sm90", tokens=160), RANGES),
+        (KEY._replace(rows=512, groups=8), Choice("sm90", tokens=40, resident=2), RANGES),
+        (KEY._replace(rows=512, groups=8), Choice("decode", 8, 8, 1, 2, 5), RANGES),
+        # Ranges whose depth nobody shares, and a cluster of too many rows.
+        (KEY._replace(rows=512, groups=8), Choice("sm90", tokens=64, split=2), RANGES),
+        (KEY._replace(rows=512), Choice("sm90", tokens=144, split=2), {"rows": 512}),
+        (KEY._replace(rows=64), Choice("sm90", tokens=32, split=2, resident=2), {"rows": 64}),
+    ],
+)
+def test_a_choice_that_a_product_cannot_have_is_left(
+    table: Path, key: Key, choice: Choice, options: dict[str, Any]
+) -> None:
+    """The formulas say the kernel, too."""
+    assert not choice.wrong()
+    written(table, choices={})
+    expected = planned(**options)
+    forget()
+    written(table, choices={key: choice})
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        plan = planned(**options)
+    assert plan.launches == expected.launches and not plan.tuned
+
+
+def test_a_choice_that_one_launch_of_two_cannot_have_is_left_by_both(table: Path) -> None:
+    """On FP8 tensor cores: 120 rows have registers for matrices of e4m3, and not for others."""
+    key = KEY._replace(a="e4m3", rows=512, groups=8)
+    options: dict[str, Any] = {"a": "e4m3", "compute": "fp8", "experts": 8}
+    for tokens, tuned in ((120, False), (48, True)):
+        written(table, choices={key: Choice("sm90", tokens=tokens)})
+        forget()
+        plan = planned(512, **options)
+        made = [dict(one.program.constants) for one in plan.launches]
+        assert [one["MATRICES"] for one in made] == ["narrow", "others"]
+        assert plan.tuned is tuned
+        assert (made[0]["CHUNK"], made[1]["CHUNK"]) == ((48, 48) if tuned else (80, 80))
+
+
+def test_a_depth_of_few_steps_is_not_shared(table: Path) -> None:
+    for choice in (Choice("decode", 8, 8, 1, 2, 2), Choice("sm90", tokens=64, split=8)):
+        written(table, choices={KEY._replace(depth=448): choice})
+        forget()
+        plan = nvfp4.plan_matmul(16, 8192, 448, card="H200")
+        assert not plan.tuned and plan.kernel == "matmul_decode" and plan.constants["TEAM"] < 8
 
 
 def test_the_users_table_in_the_cache_counts_where_the_environment_names_none(
@@ -120,7 +206,15 @@ def test_tables_are_read_once(table: Path, monkeypatch: pytest.MonkeyPatch) -> N
         ({"rows": [3]}, "row 1: key and choice must be whole"),
         ({"rows": [NOW | {"key": {}}]}, "row 1: key and choice must be whole"),
         ({"rows": [NOW | {"key": KEY._asdict() | {"rows": "16"}}]}, "rows must be of type int"),
-        ({"rows": [NOW | {"choice": {"kernel": "sm90", "tokens": 17}}]}, "tokens must be one"),
+        ({"rows": [NOW | {"choice": {"kernel": "sm90", "tokens": 17}}]}, "tokens of 'sm90' must"),
+        ({"rows": [NOW | {"choice": CHOICE._asdict() | {"warps": 5}}]}, "4, 6, 8; got 5"),
+        ({"rows": [NOW | {"choice": CHOICE._asdict() | {"team": 3}}]}, "team must divide warps"),
+        ({"rows": [NOW | {"choice": CHOICE._asdict() | {"tokens": 16}}]}, "tokens of 'decode' m"),
+        ({"rows": [NOW | {"choice": CHOICE._asdict() | {"warps": True}}]}, "got True"),
+        (
+            {"rows": [NOW | {"choice": {"kernel": "sm90", "tokens": 40, "split": 2}}]},
+            "tokens must be a multiple of 8 * split, 16; got 40",
+        ),
         ({"rows": [NOW | {"choice": {"kernel": "fast"}}]}, "kernel must be one"),
     ],
 )
@@ -200,6 +294,8 @@ def test_the_digest_of_kernels_is_of_what_they_do(monkeypatch: pytest.MonkeyPatc
     for file in (
         "matmul_sm90.py",
         "matmul_decode.py",
+        "decode_steps.py",
+        "decode_results.py",
         "plans_prepared.py",
         "plans_sm90.py",
         "sm90_rows.py",

@@ -15,13 +15,14 @@ import numpy as np
 import pytest
 from click.testing import CliRunner
 
-from nvfp4 import api, plans_products, tuning, warm
+from nvfp4 import api, plans_prepared, plans_products, plans_sm90, tuning, warm
 from nvfp4 import compile as compiler
 from nvfp4.bench import devices, timing, tuner, tuner_build
 from nvfp4.bench.run import Options
 from nvfp4.bench.shapes import GROUPED_PRODUCTS
 from nvfp4.cli import tune as tune_command
 from nvfp4.cli.main import program
+from nvfp4.launch import Launch
 from nvfp4.tuning import Choice, Table
 
 from .pretended import Card
@@ -63,6 +64,16 @@ def test_what_fails_and_what_no_time_is_left_for_is_said() -> None:
     assert outcome.choice is None and outcome.notes == ("the budget is spent",)
 
 
+def own_choice(launch: Launch) -> Choice:
+    """The choice that says how a launch is divided."""
+    made = dict(launch.program.constants)
+    more = {"resident": made["BLOCKS_PER_SM"]}
+    if launch.program.kernel.name == "matmul_sm90":
+        return Choice("sm90", tokens=made["CHUNK"], split=made["SPLIT"], **more)
+    names = ("chunk", "team", "stripes", "slots", "warps")
+    return Choice("decode", **more, **{name: made[name.upper()] for name in names})
+
+
 def test_every_candidate_is_a_choice_that_its_plan_takes() -> None:
     for call, kernels in ((CALL, {"decode", "sm90"}), ({**CALL, "m": 4096}, {"sm90"}), (GROUPED,
                           {"decode", "sm90"})):  # fmt: skip
@@ -75,14 +86,76 @@ def test_every_candidate_is_a_choice_that_its_plan_takes() -> None:
                 options = {k: v for k, v in product.call.items() if k != "call"}
                 warm.CALLS[product.call["call"]](**options)
             made = dict(launches[-1].program.constants)
-            if choice.kernel == "decode":
-                names = ("CHUNK", "TEAM", "STRIPES", "SLOTS", "BLOCKS_PER_SM")
-                assert tuple(made[name] for name in names) == choice[1:6]
-            else:
-                assert launches[-1].program.kernel.name == "matmul_sm90"
-                assert made["CHUNK"] == choice.tokens
+            assert launches[-1].program.kernel.name == f"matmul_{choice.kernel}"
+            assert own_choice(launches[-1]) == choice
+            assert made["THREADS"] == (384 if choice.kernel == "sm90" else 32 * choice.warps)
+            assert tuner.division(launches[-1]) == tuner.said(choice)
     assert not [c for c in tuner.candidates(tuner.product_of(CALL, CARD, "sm_80"))
                 if c.kernel == "sm90"]  # fmt: skip
+
+
+SIZES = ((5760, 2880), (4096, 14336), (33792, 8192), (1024, 2048))
+KINDS: list[dict[str, Any]] = [{}, {"b": "mxfp8_e4m3", "epilogue": "swiglu"}]
+KINDS += [{"call": "grouped_matmul", "experts": experts} for experts in (4, 32, 128)]
+SOME = [
+    CALL | {"m": rows, "n": n, "k": k} | more
+    for n, k in SIZES
+    for rows in (1, 16, 100, 512, 4096)
+    for more in KINDS
+]
+SOME += [GROUPED | {"m": 2, "n": 14336, "k": 4096}]
+
+
+def test_there_is_one_model_and_what_the_formulas_choose_is_its_best() -> None:
+    """Of tiles that cost 2 % more the formulas take that of more rows; few rows have neighbours."""
+    kinds = set()
+    for call in SOME:
+        product = tuner.product_of(call, CARD, "sm_90a")
+        own = own_choice(product.launch)
+        if own.kernel == "sm90":
+            times = tuner.sm90_times(product)
+            assert times[own] <= 1.02 * min(times.values()), call
+        else:
+            assert own in tuner.decode_times(product), call
+        kinds.add((own.kernel, own.split, own.warps, own.resident, own.tokens > 128))
+        with tuner.forced(own):
+            again = tuner._launches(product.call, CARD, "sm_90a")[-1]
+        assert tuner._identity(again) == tuner._identity(product.launch), call
+    # All kinds of divisions were there: clusters, small blocks, two a multiprocessor, large tiles.
+    assert {k[1] for k in kinds} >= {1, 2} and {k[2] for k in kinds} == {4, 6, 8}
+    assert any(k[0] == "sm90" and k[3] == 2 for k in kinds) and any(k[4] for k in kinds)
+
+
+def test_the_tuners_order_is_that_of_the_plans_times(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A plan's model that changes changes the order: here every tile costs what it must not."""
+    product = tuner.product_of(CALL | {"m": 4096}, CARD, "sm_90a")
+    found = [c.tokens for c in tuner.candidates(product) if c.split == 1]
+    assert found[0] > 100 and len(found) > 5
+    times = tuner.sm90_times(product)
+    ranked = [times[c] for c in tuner.candidates(product)]
+    assert ranked == sorted(ranked)
+    monkeypatch.setattr(plans_sm90, "time_of_tile", lambda tokens: 1.0 if tokens == 40 else 1e3)
+    assert tuner.product_of(CALL | {"m": 4096}, CARD, "sm_90a").constants["CHUNK"] == 40
+    times = tuner.sm90_times(product)
+    assert min(times, key=times.__getitem__).tokens == 40
+    monkeypatch.setattr(plans_prepared, "time_of", lambda cut, *_: 9.0 - cut.stripes)
+    few = tuner.product_of(CALL | {"m": 1}, CARD, "sm_90a")
+    assert {c.stripes for c in tuner.candidates(few)[:9]} == {2}
+
+
+def test_blocks_of_four_and_six_warps_are_tried() -> None:
+    """What the formulas choose among is, and others near it."""
+    call = GROUPED | {"m": 4, "n": 5760, "k": 2880, "experts": 128, "groups": 4}
+    product = tuner.product_of(call, CARD, "sm_90a")
+    times = tuner.decode_times(product)
+    assert {4, 6, 8} == {c.warps for c in times} == {c.warps for c in tuner.candidates(product)}
+    assert {c.team for c in times if c.warps == 6} == {1, 2, 3, 6}
+    for each in (0.0, 7.0, 8.0, 100.0):
+        for stripes in (1, 2):
+            facts = (product.constants, 8, stripes, 2880, 4, None, each)
+            for cut in plans_prepared._cuts(*facts):
+                assert Choice("decode", 8, *cut[2:], warps=cut.warps) in times
+    assert all(plans_prepared.chosen(c, product.constants, 2880) for c in times)
 
 
 @pytest.mark.parametrize(
