@@ -57,9 +57,10 @@ TIME_OF_SPLIT = 5.0
 #: Clusters that a card has at once, of its multiprocessors: those of a cluster are neighbours, and
 #: groups of neighbours are of 14 to 18, differently on each card.
 CLUSTERS = {2: 0.97, 4: 0.88, 8: 0.75}
-#: Rows of a tile up to which two blocks share a multiprocessor, where there are more tiles than
-#: multiprocessors: else two may have to share one while another has none. (8 ranges of 4096 x 14336
-#: with 64 rows, 128 tiles: 120 us, and 70 with a block each.)
+#: Rows of a tile up to which two blocks share a multiprocessor (of 40 registers do not suffice:
+#: ``wgmma`` is serialized), where there are more tiles than multiprocessors: else two may have to
+#: share one while another has none. (8 ranges of 4096 x 14336 with 64 rows, 128 tiles: 120 us, and
+#: 70 with a block each.)
 TOKENS_OF_TWO = 32
 #: Shared memory of a multiprocessor that blocks may take.
 SHARED = 222 << 10

@@ -134,6 +134,11 @@ def test_the_tuners_order_is_that_of_the_plans_times(monkeypatch: pytest.MonkeyP
     times = tuner.sm90_times(product)
     ranked = [times[c] for c in tuner.candidates(product)]
     assert ranked == sorted(ranked)
+    # Of two alike the first has as many blocks a multiprocessor as the formulas.
+    small = tuner.product_of(GROUPED | {"m": 2048, "n": 5760, "k": 2880, "experts": 128},
+                             CARD, "sm_90a")  # fmt: skip
+    alike = [c.resident for c in tuner.candidates(small) if c.tokens == 32]
+    assert small.constants["BLOCKS_PER_SM"] == 2 and alike == [2, 1]
     monkeypatch.setattr(plans_sm90, "time_of_tile", lambda tokens: 1.0 if tokens == 40 else 1e3)
     assert tuner.product_of(CALL | {"m": 4096}, CARD, "sm_90a").constants["CHUNK"] == 40
     times = tuner.sm90_times(product)

@@ -224,6 +224,7 @@ def test_how_many_blocks_share_the_depth() -> None:
     assert split_of(128, 16, 224, 32, 132) == (2, 32)
     assert split_of(128, 132, 128, 128, 132) == (1, 128)
     assert split_of(64, 32, 7, 16, 132) == (1, 16)
+    assert split_of(64, 32, 32, 16, 132) == (1, 16)  # sums that come together cost more
 
 
 @pytest.mark.parametrize("out_dtype", ["bfloat16", "float32"])
