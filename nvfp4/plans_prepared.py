@@ -262,7 +262,18 @@ def tile(
             time = time_of(cut, constants, items, ceil_div(depth, 64), processors)
             if time < least[0]:
                 least = (time, cut)
-    return least[1]
+    cut = least[1]
+    if groups is None and run_is_short(cut, depth):
+        cut = cut._replace(slots=min(cut.slots, 2))
+    return cut
+
+
+def run_is_short(cut: Cut, depth: int) -> bool:
+    """Whether a warp's run is so short that few steps in flight suffice, and rows have registers.
+
+    8192 x 8192: 10.9 us (1 row) and 11.8 (8 rows) with two, 11.2 and 12.8 with four.
+    """
+    return cut.stripes == 1 and ceil_div(depth, 64) <= 16 * cut.team
 
 
 def chunks_of(rows: int, chunk: int, groups: int | None) -> int:
@@ -326,14 +337,16 @@ def _slots(
 #: 5760 x 2880, 2048 x 768, 1536 x 2048 with 1 and 32 tokens), for it to rank them: of those it was
 #: fitted to it takes the fastest of each product, but only 53 times are within 10 %, the worst is
 #: 35 % off, and all other shapes are a guess. Left out were blocks of 3, 5 and 16 warps, of 6 with
-#: one stripe, and what spilled much. A launch begins and ends:
+#: one stripe, and what spilled much. (Launches took some 1 us longer then.) A launch begins and ends:
 START = 2.16
 #: A step's weights are so long on their way,
 LATENCY = 1.17
 #: and take a multiprocessor so long at the speed of memory, if they have 544 bytes;
 MEMORY = 0.0148
 #: their instructions so long, and those for a step's rows of A, once for all stripes, so long.
-STEP, ROWS = 0.0091, 0.0062
+#: (Rows above the fit: 256 ranges of 4096 x 7168, 32 tokens, take 665 us with a stripe, 612 with
+#: two.)
+STEP, ROWS = 0.0091, 0.0072
 #: Each warp's share of an item's end takes a multiprocessor so long, and a team longer by so much.
 END, LAST = 0.045, 0.063
 #: What warps take longer that have an item for themselves.

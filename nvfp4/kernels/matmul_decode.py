@@ -56,7 +56,6 @@ from ..ptx.memory import (
     ld_shared_u32,
     ld_shared_v2_u32,
     ld_shared_v4_u32,
-    prefetch_l2,
     shared_base,
     st_shared_u32,
     st_shared_v4_u32,
@@ -187,12 +186,6 @@ def put_facts(notes, mine, common, lane, member):
         st_shared_v4_u32(add_u32(at, 16), common[0], common[1], common[2], common[3])
         beyond = mul_u32(u32_of_i64(cuda.gridDim.x), WARPS // TEAM)
         st_shared_v4_u32(add_u32(notes, AGAIN), 0, 0, beyond, member)
-
-
-def fetch_factor(b_scales, here, row_blocks, steps):
-    """Let the factor of an item's matrix come to the second level cache."""
-    records = matrix_records(i64_of_u32(row_blocks), i64_of_u32(steps))
-    prefetch_l2(b_scales, max(here[0], 0) * records)
 
 
 def unknown(number, notes):
@@ -344,7 +337,6 @@ def matmul_decode(
             here = at_pass(locate(item, across, ranges, lane), 0)
             run = run_of(here, matrix, steps, first_step, apart)
             put_note(notes, here, run, item, lane)
-            fetch_factor(b_scales, here, row_blocks, steps)
             if ne_u32(steps, 0):
                 slots = load_slots(b, b_scales, place_of(run, lane))
         ready = True
@@ -383,7 +375,6 @@ def matmul_decode(
             then = at_pass(locate(following, across, ranges, lane), xor_u32(turns, 1))
             run = run_of(then, mul_u32(row_blocks, steps), steps, first_step, apart)
             put_note(other_note, then, run, following, lane)
-            fetch_factor(b_scales, then, row_blocks, steps)
         zeros = (ZERO, ZERO, ZERO, ZERO)
         sums = (zeros, zeros, zeros, zeros, False)
         batch, of_last = ld_shared_v2_u32(add_u32(facts, 8))
