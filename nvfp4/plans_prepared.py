@@ -337,7 +337,8 @@ def _slots(
 #: 5760 x 2880, 2048 x 768, 1536 x 2048 with 1 and 32 tokens), for it to rank them: of those it was
 #: fitted to it takes the fastest of each product, but only 53 times are within 10 %, the worst is
 #: 35 % off, and all other shapes are a guess. Left out were blocks of 3, 5 and 16 warps, of 6 with
-#: one stripe, and what spilled much. (Launches took some 1 us longer then.) A launch begins and ends:
+#: one stripe, and what spilled much. (Launches took some 1 us longer then.) A launch begins and
+#: ends:
 START = 2.16
 #: A step's weights are so long on their way,
 LATENCY = 1.17
