@@ -87,7 +87,7 @@ def test_ragged_extents(cupy: Any, rows: int, depth: int) -> None:
     check(library, integers((rows, depth), 6), b, BF16)
 
 
-@pytest.mark.parametrize("a", ["mxfp8_e4m3", "nvfp4"])
+@pytest.mark.parametrize("a", FORMATS)
 @pytest.mark.parametrize("rows", [5, 40])
 @pytest.mark.parametrize("fmt", FORMATS)
 def test_quantised_rows(cupy: Any, fmt: str, rows: int, a: str) -> None:
