@@ -296,12 +296,16 @@ def _tuned(
     groups: int | None,
 ) -> bool:  # fmt: skip
     """Whether a table has a row for the product, and one that it can have."""
-    from . import tuning
+    from . import plans_prepared, tuning
 
     constants = dict(launches[-1].program.constants)
     key = functools.partial(tuning.key_of, constants, rows, columns, depth, groups)
     choice = tuning.find(card.identity, key)
-    return choice is not None and choice.made(constants)
+    if choice is None or not choice.made(constants):
+        return False
+    # The formulas may divide like a row that is not taken, but for steps under way and blocks.
+    few = choice.kernel == "decode"
+    return not few or plans_prepared.chosen(choice, constants, depth) is not None
 
 
 def _hit(rows: int, experts: int | None) -> float:

@@ -467,7 +467,8 @@ def _prepared(
     narrow = constants["A_SCALE"] == "none" and constants["B_SCALE"] == "e8m0"
     function = "none" if epilogue is None else "function"
     ways = [{**constants, **more, "EPILOGUE": function} for more in (_FP8 if narrow else ({},))]
-    shape["choice"] = _possible(tuning.find(card, key), arch, ways, **shape)
+    choice = None if batch_invariant else tuning.find(card, key)
+    shape["choice"] = _possible(choice, arch, ways, **shape)
     shape["matrices"] = experts if batch_invariant else None
     launches: list[Launch | None] = []
     if arch == "sm_90a":

@@ -11,8 +11,9 @@ Tables are JSON files, read once a process, when the first such product is plann
 For each product the first table that knows it counts. A row says which kernels it was measured with
 (a digest of their sources and of the formulas); one of other kernels than the present ones is no
 advice any more, and is left out without a word. A file that is cut off, of another kind or of
-another card costs a warning and is ignored. Plans are kept, so that calls that are repeated never
-come here. The simulated machine, which is no card, has no table.
+another card costs a warning and is ignored (that of the package without one, where a share of its
+card has fewer multiprocessors). Plans are kept, so that calls that are repeated never come here.
+The simulated machine, which is no card, has no table.
 """
 
 from __future__ import annotations
@@ -237,6 +238,10 @@ def _wrong_key(key: Key) -> str:
         kind = str if name in ("a", "b", "result", "pair") else int
         if type(value) is not kind:
             return f"{name} must be of type {kind.__name__}; got {value!r}"
+        if isinstance(value, int) and value < 0:
+            return f"{name} must not be negative; got {value}"
+    if key.rows & (key.rows - 1) or not key.rows:
+        return f"rows must be a power of two, the most of their class; got {key.rows}"
     return ""
 
 
@@ -303,7 +308,7 @@ def _tables(card: str, processors: int) -> tuple[Table, ...]:
     if named:
         files.insert(0, Path(named))
     found = []
-    for file in files:
+    for left, file in zip(reversed(range(len(files))), files, strict=True):
         try:
             table = read(file)
         except (FileNotFoundError, NotADirectoryError, PermissionError) as error:
@@ -316,11 +321,13 @@ def _tables(card: str, processors: int) -> tuple[Table, ...]:
             _warn(file, str(error))
             continue
         if (table.card, table.processors) != (card, processors):
-            _warn(
-                file,
-                f"it is of {table.card} with {table.processors} multiprocessors, and this is "
-                f"{card} with {processors}",
-            )
+            # Of the package's nobody asked for: a share of a card has fewer multiprocessors.
+            if left:
+                _warn(
+                    file,
+                    f"it is of {table.card} with {table.processors} multiprocessors, and this is "
+                    f"{card} with {processors}",
+                )
             continue
         if table.choices:
             found.append(table)

@@ -122,7 +122,7 @@ def product_of(
     Raises
     ------
     ValueError
-        Not a product of bfloat16 rows with a plain result.
+        Not a product of bfloat16 rows with a plain result, or one of nothing.
     """
     called = call.get("call")
     if called not in ("matmul", "grouped_matmul"):
@@ -134,6 +134,9 @@ def product_of(
     for option in ("compute", "batch_invariant", "row_counts"):
         if call.get(option):
             raise ValueError(f"{option} must be left out to be tuned; got {call[option]!r}")
+    for size in ("m", "n", "k", "experts"):
+        if call.get(size) == 0:
+            raise ValueError(f"{size} must be at least 1 to be tuned; got 0")
     call = {**call, "prepared": True}
     if called == "grouped_matmul":
         call["b_decode_scale"] = "by_expert"  # as the weights have it that are timed

@@ -157,6 +157,58 @@ def test_a_choice_that_one_launch_of_two_cannot_have_is_left_by_both(table: Path
         assert (made[0]["CHUNK"], made[1]["CHUNK"]) == ((48, 48) if tuned else (80, 80))
 
 
+def test_a_row_that_is_not_taken_is_not_said_to_be_where_the_formulas_divide_alike(
+    table: Path,
+) -> None:
+    """It differs in blocks of a multiprocessor, too many, or in steps under way."""
+    written(table, choices={})
+    expected = planned(1)
+    names = ("CHUNK", "TEAM", "STRIPES", "SLOTS", "BLOCKS_PER_SM")
+    chunk, team, stripes, slots, resident = (expected.constants[name] for name in names)
+    own = Choice("decode", chunk, team, stripes, slots, resident)
+    for choice, tuned in ((own, True), (own._replace(resident=resident + 2), False)):
+        written(table, choices={KEY._replace(rows=1): choice})
+        forget()
+        plan = planned(1)
+        assert plan.launches == expected.launches and plan.tuned is tuned
+
+
+@pytest.mark.parametrize("card", ["H200", "B200"])
+def test_a_batch_invariant_product_asks_no_table(table: Path, card: str) -> None:
+    """On Blackwell a row would let three steps be under way, of which some are spilled."""
+    name = {"H200": CARD, "B200": ("NVIDIA B200", 148)}[card]
+    key = KEY._replace(depth=6144, rows=1)
+
+    def plan(**options: Any) -> Plan:
+        forget()
+        return nvfp4.plan_matmul(1, 8192, 6144, card=card, **options)
+
+    written(table, card=name[0], processors=name[1], choices={})
+    expected = plan(batch_invariant=True)
+    written(
+        table,
+        card=name[0],
+        processors=name[1],
+        choices={key: Choice("decode", 8, 4, 2, 2, 2)},
+    )
+    assert plan().tuned
+    invariant = plan(batch_invariant=True)
+    assert invariant.launches == expected.launches and not invariant.tuned
+
+
+def test_a_share_of_a_card_has_no_warning_of_the_table_of_the_package(table: Path) -> None:
+    """Nobody asked for that one; of the user's own there is a warning."""
+    table.unlink(missing_ok=True)
+    written(tuning.file_of_card(CARD[0]), processors=66, choices={KEY: CHOICE})
+    with pytest.MonkeyPatch.context() as patch, warnings.catch_warnings():
+        patch.delenv(tuning.VARIABLE)
+        warnings.simplefilter("error")
+        assert tuning.find((CARD[0], 66), lambda: KEY) == CHOICE
+        forget()
+        with pytest.raises(RuntimeWarning, match="with 66 multiprocessors, and this is"):
+            tuning.find(CARD, lambda: KEY)
+
+
 def test_a_depth_of_few_steps_is_not_shared(table: Path) -> None:
     for choice in (Choice("decode", 8, 8, 1, 2, 2), Choice("sm90", tokens=64, split=8)):
         written(table, choices={KEY._replace(depth=448): choice})
@@ -206,6 +258,9 @@ def test_tables_are_read_once(table: Path, monkeypatch: pytest.MonkeyPatch) -> N
         ({"rows": [3]}, "row 1: key and choice must be whole"),
         ({"rows": [NOW | {"key": {}}]}, "row 1: key and choice must be whole"),
         ({"rows": [NOW | {"key": KEY._asdict() | {"rows": "16"}}]}, "rows must be of type int"),
+        ({"rows": [NOW | {"key": KEY._asdict() | {"rows": 12}}]}, "rows must be a power of two"),
+        ({"rows": [NOW | {"key": KEY._asdict() | {"rows": 0}}]}, "rows must be a power of two"),
+        ({"rows": [NOW | {"key": KEY._asdict() | {"depth": -64}}]}, "depth must not be negative"),
         ({"rows": [NOW | {"choice": {"kernel": "sm90", "tokens": 17}}]}, "tokens of 'sm90' must"),
         ({"rows": [NOW | {"choice": CHOICE._asdict() | {"warps": 5}}]}, "4, 6, 8; got 5"),
         ({"rows": [NOW | {"choice": CHOICE._asdict() | {"team": 3}}]}, "team must divide warps"),

@@ -170,6 +170,8 @@ def test_blocks_of_four_and_six_warps_are_tried() -> None:
         ({"a": "mxfp8"}, "a must be bfloat16"),
         ({"out_dtype": "nvfp4"}, "out_dtype must be"),
         ({"batch_invariant": True}, "batch_invariant must be left out"),
+        ({"m": 0}, "m must be at least 1"),
+        ({"call": "grouped_matmul", "experts": 0}, "experts must be at least 1"),
     ],
 )
 def test_other_calls_are_refused(changes: dict[str, Any], match: str) -> None:
