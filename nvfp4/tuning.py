@@ -303,6 +303,8 @@ def _tables(card: str, processors: int) -> tuple[Table, ...]:
     """The tables of a card, the first to be asked first."""
     files = [Path(__file__).parent / "tables" / f"{slug(card)}.json"]
     named = os.environ.get(VARIABLE, "")
+    with contextlib.suppress(RuntimeError):  # no home
+        named = str(Path(named).expanduser()) if named else ""
     with contextlib.suppress(OSError, RuntimeError, IndexError):
         files.insert(0, file_of_card(card))
     if named:

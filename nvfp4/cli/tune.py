@@ -91,7 +91,10 @@ def command(
     device = find_device("tuning needs")
     deadline = Deadline(budget)
     card, arch = _present()
-    file = out or tuning.file_of_card(card[0])
+    try:
+        file = out or tuning.file_of_card(card[0])
+    except IndexError as error:
+        raise click.UsageError("there is no cache directory: name a file by -o", ctx) from error
     table = _table(ctx, file, card)
     try:
         calls = [] if shapes is None else warm.read_shapes(shapes)
@@ -131,7 +134,10 @@ def _table(ctx: click.Context, file: Path, card: tuple[str, int]) -> Any:
         raise click.BadParameter(f"{file} is no table: {error}", ctx, param_hint="'-o'") from error
     if (found.card, found.processors) != card:
         raise click.BadParameter(
-            f"{file} is of {found.card}, and this is {card[0]}", ctx, param_hint="'-o'"
+            f"{file} is of {found.card} with {found.processors} multiprocessors, and this is "
+            f"{card[0]} with {card[1]}",
+            ctx,
+            param_hint="'-o'",
         )
     return found
 

@@ -227,6 +227,17 @@ def test_the_users_table_in_the_cache_counts_where_the_environment_names_none(
     assert planned().tuned
 
 
+def test_the_environment_may_name_a_file_in_the_home(
+    table: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As NVFP4_CACHE_DIR may."""
+    monkeypatch.setenv("HOME", str(table.parent))
+    monkeypatch.setenv("USERPROFILE", str(table.parent))
+    monkeypatch.setenv(tuning.VARIABLE, f"~/{table.name}")
+    written(table)
+    assert planned().tuned
+
+
 def test_tables_are_read_once(table: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     written(table)
     reads = []

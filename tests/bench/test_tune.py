@@ -15,7 +15,7 @@ import numpy as np
 import pytest
 from click.testing import CliRunner
 
-from nvfp4 import api, plans_prepared, plans_products, plans_sm90, tuning, warm
+from nvfp4 import api, cache, plans_prepared, plans_products, plans_sm90, tuning, warm
 from nvfp4 import compile as compiler
 from nvfp4.bench import devices, timing, tuner, tuner_build
 from nvfp4.bench.run import Options
@@ -465,7 +465,11 @@ def test_mistakes_are_said(shapes: Path, runner: CliRunner) -> None:
     assert result.exit_code == 2 and "is no table" in result.stderr
     tuning.write(bad, Table("NVIDIA H100 PCIe", 114, {}, {}))
     result = runner.invoke(program, ["tune", "--shapes", str(shapes), "-o", str(bad)])
-    assert result.exit_code == 2 and "is of NVIDIA H100 PCIe" in result.stderr
+    assert result.exit_code == 2 and "is of NVIDIA H100 PCIe with 114 multi" in result.stderr
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(cache, "default_cache", lambda: cache.Cache([]))
+        result = runner.invoke(program, ["tune", "--shapes", str(shapes)])
+    assert result.exit_code == 2 and "name a file by -o" in result.stderr
     shapes.write_text(json.dumps([CALL | {"a": "mxfp8"}]))
     result = runner.invoke(program, ["tune", "--shapes", str(shapes)])
     assert result.exit_code == 2 and "bfloat16 to be tuned" in result.stderr
