@@ -74,8 +74,11 @@ def decode(
     if capability(arch)[0] >= 12:
         # Its code needs a few registers more: with four blocks some were spilled.
         cut = cut._replace(resident=max(1, cut.resident - 1))
-    if capability(arch)[0] == 10 and cut.stripes == 2 and choice is None:
-        cut = cut._replace(slots=min(cut.slots, 2))  # of three some were spilled, in the loop
+    if capability(arch)[0] == 10 and choice is None:
+        # Of more some were spilled.
+        cut = cut._replace(slots=min(cut.slots, 4 - cut.stripes))
+        if constants["OUTPUT"] == "codes" and "counts" in constants["OFFSETS"]:
+            cut = cut._replace(resident=min(cut.resident, 2))
     steps = ceil_div(depth, 64)
     # The last steps of a run are read together, and with fewer some that were read before.
     cut = cut._replace(slots=max(1, min(cut.slots, steps // cut.team)))

@@ -555,13 +555,15 @@ def variant(
 #: Constants of a quantised result whose blocks are of 32 columns.
 CODES_VARIANT: dict = {"OUTPUT": "codes", "ELEMENT": "e4m3", "LAYOUT": "tcgen", "STARTS": "int32"}
 _NVFP4_CODES = CODES_VARIANT | {"ELEMENT": "e2m1", "SCALE": "e4m3", "STARTS": "none"}
+_COUNTED_CODES: dict = {"SLOTS": 2, "OFFSETS": "counts_int32", **_NVFP4_CODES}
 _QUANTIZED_A: dict = {"A_ELEMENT": "e4m3", "A_LAYOUT": "tcgen", "DECODE_A": "group", "IDS": "int32"}
 _SMALL_TEAMS: dict = {"AHEAD": True, "warps": 6, "TEAM": 3, "STRIPES": 2, "SLOTS": 3}
 _SMALL_BLOCKS: dict = {"AHEAD": True, "warps": 4, "STRIPES": 2, "SLOTS": 2, "GROUPED": False}
 VARIANTS = {
     "matmul_decode": (
         variant(ARCHITECTURES=("sm_80", "sm_89")),
-        variant(AHEAD=True, ARCHITECTURES=("sm_90a", "sm_100a")),
+        variant(AHEAD=True, ARCHITECTURES=("sm_90a",)),
+        variant(AHEAD=True, SLOTS=3, ARCHITECTURES=("sm_100a",)),
         variant(**_SMALL_TEAMS, BLOCKS_PER_SM=4, ARCHITECTURES=("sm_90a",)),
         variant(**_SMALL_BLOCKS, BLOCKS_PER_SM=7, ARCHITECTURES=("sm_90a",)),
         variant(SLOTS=2, BLOCKS_PER_SM=3),
@@ -586,6 +588,7 @@ VARIANTS = {
 SLOW_VARIANTS = {
     "matmul_decode": (
         variant(SLOTS=2, BLOCKS_PER_SM=3, OFFSETS="counts_int64", INDICES="none"),
-        variant(SLOTS=2, OFFSETS="counts_int32", **{**_NVFP4_CODES, "BLOCKS_PER_SM": 3}),
+        variant(**_COUNTED_CODES, BLOCKS_PER_SM=3, ARCHITECTURES=("sm_80", "sm_90a", "sm_120a")),
+        variant(**_COUNTED_CODES, BLOCKS_PER_SM=2, ARCHITECTURES=("sm_100a",)),
     ),
 }

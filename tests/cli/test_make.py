@@ -18,7 +18,9 @@ def program(path: Path, text: str) -> Path:
 def test_gpu_tests_run_alone_and_then_under_compute_sanitizer(tmp_path: Path) -> None:
     """Programs stand in for it and for Python."""
     python = program(tmp_path / "python", 'echo "$TOOL" "$PYTHONPATH" "$@"\n')
-    sanitizer = 'TOOL=$2; export TOOL; shift 6; exec "$@"\n'  # three options, each with its value
+    options = '--tool) TOOL=$2;; --report-api-errors) TOOL="$TOOL, answers of the driver $2";;'
+    each = f'while [ "${{1#--}}" != "$1" ]; do case $1 in {options} esac; shift 2; done'
+    sanitizer = f'{each}; export TOOL; exec "$@"\n'
     program(tmp_path / "compute-sanitizer", sanitizer)
     environment = {k: v for k, v in os.environ.items() if k not in ("PYTHONPATH", "MAKEFLAGS")}
     environment["PATH"] = f"{tmp_path}:{environment['PATH']}"
@@ -32,4 +34,5 @@ def test_gpu_tests_run_alone_and_then_under_compute_sanitizer(tmp_path: Path) ->
     )
     assert done.returncode == 0, done.stderr
     tests = ". -m pytest tests/gpu/some.py"
-    assert done.stdout.splitlines() == [f" {tests}", f"memcheck {tests}", f"racecheck {tests}"]
+    tools = ("", "memcheck, answers of the driver no", "racecheck")
+    assert done.stdout.splitlines() == [f"{tool} {tests}" for tool in tools]
