@@ -5,6 +5,7 @@ Exit code 2 without a GPU.
 
 from __future__ import annotations
 
+import tempfile
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -104,6 +105,7 @@ def command(
     products += tuner.suite_products(suites, Options(only, formats), card, arch)
     if not products:
         raise click.UsageError("there is no such shape: see --only and --format", ctx)
+    _check_place(ctx, file)
     if table.stale:
         click.echo(f"{file}: {table.stale} rows of other kernels are dropped", err=True)
     results = _search(device, products, table, file, deadline, jobs)
@@ -142,6 +144,18 @@ def _table(ctx: click.Context, file: Path, card: tuple[str, int]) -> Any:
     return found
 
 
+def _check_place(ctx: click.Context, file: Path) -> None:
+    """Whether a table can be written there: minutes later it would be late to say so."""
+    try:
+        file.parent.mkdir(parents=True, exist_ok=True)
+        with tempfile.TemporaryFile(dir=file.parent):
+            pass
+    except OSError as error:
+        raise click.BadParameter(
+            f"{file} cannot be written: {error}", ctx, param_hint="'-o'"
+        ) from error
+
+
 Result = tuple["Product", "Outcome | str"]
 
 
@@ -166,11 +180,16 @@ def _search(
     builder = Builder(jobs)
     try:
         choices = {}
+        first: dict[Any, Product] = {}  # of a table's row
         for product in products:
-            choices[id(product)] = tuner.candidates(product)
-            builder.want(product, choices[id(product)])
+            if first.setdefault(product.key, product) is product:
+                choices[id(product)] = tuner.candidates(product)
+                builder.want(product, choices[id(product)])
         say(f"{len(products)} products, {builder.waiting} kernels to build")
         for product in products:
+            if (owner := first[product.key]) is not product:
+                results.append((product, f"left out, its row is that of {owner.label}"))
+                continue
             if deadline.over():
                 results.append((product, "left out, the budget is spent"))
                 continue

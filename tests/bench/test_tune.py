@@ -432,6 +432,25 @@ def test_what_fails_of_a_product_is_said_and_the_others_are_tuned(
     assert len(tuning.read(tuning.file_of_card(CARD[0])).choices) == 1
 
 
+def test_products_of_one_row_are_tuned_once(shapes: Path, runner: CliRunner) -> None:
+    """The last of them would decide about all."""
+    shapes.write_text(json.dumps([CALL | {"m": [9, 16, 4096]}]))
+    result = runner.invoke(program, ["tune", "--shapes", str(shapes)])
+    lines = [x for x in result.stdout.splitlines() if "bfloat16 x mxfp4" in x]
+    assert result.exit_code == 0 and len(lines) == 3, result.output
+    assert lines[1].endswith("left out, its row is that of 9 x 8192 x 8192, bfloat16 x mxfp4")
+    assert "3 products" in result.stderr and lines[0].endswith("stored")
+
+
+def test_a_place_that_cannot_be_written_is_said_before_anything_is_timed(
+    shapes: Path, runner: CliRunner
+) -> None:
+    out = shapes / "table.json"  # in a file
+    result = runner.invoke(program, ["tune", "--shapes", str(shapes), "-o", str(out)])
+    assert result.exit_code == 2 and "cannot be written" in result.stderr
+    assert "to build" not in result.stderr
+
+
 def test_suites_are_tuned_by_name(shapes: Path, runner: CliRunner) -> None:
     only = ["--only", "8192 x 8192, 16", "--only", "Qwen3-30B-A3B up, 1 token"]
     command = ["tune", "--suite", "matmul,grouped-matmul", "--format", "nvfp4", *only]
