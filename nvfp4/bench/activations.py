@@ -1,6 +1,6 @@
 """What the rows of A are in a benchmark of products, and how they are made and read back.
 
-* bfloat16, as they are;
+* bfloat16 or float16, as they are, with a result of the same dtype;
 * a block format: quantised as the library does, tcgen scales; rows that a product gathers by
   indices have linear ones, for it takes no others;
 * ``fp8``: rows of e4m3 with one scale each, multiplied with ``compute="fp8"``.
@@ -28,7 +28,7 @@ from .weights import bits_of
 __all__ = ["BFLOAT16", "FP8", "KINDS", "Activations", "Case", "Left", "cases", "chosen_kinds"]
 
 #: Names of all kinds.
-KINDS = ("bfloat16", *FORMATS, "fp8")
+KINDS = ("bfloat16", "float16", *FORMATS, "fp8")
 
 
 def chosen_kinds(activations: Iterable[str] = (), compute: Iterable[str] = ()) -> tuple[str, ...]:
@@ -86,6 +86,11 @@ class Activations:
         return FORMATS.get(self.name)
 
     @property
+    def dtype(self) -> str:
+        """Of the rows as they are given or quantised, and of the result."""
+        return "float16" if self.name == "float16" else "bfloat16"
+
+    @property
     def suffix(self) -> str:
         """What the label of a shape ends in."""
         if self.name == "bfloat16":
@@ -116,10 +121,10 @@ class Activations:
     @property
     def targeted(self) -> bool:
         """Whether the targets of expert layers are asked of it."""
-        return self.name != "fp8"
+        return self.name not in ("fp8", "float16")
 
     def dense(self, device: Device, x: Any, *, gathered: bool = False) -> Left:
-        """Rows of `x`, bfloat16 [M, K]; of a grouped product if its rows are `gathered`."""
+        """Rows of `x`, [M, K] of this dtype; of a grouped product if its rows are `gathered`."""
         if self.format is not None:
             layout = "linear" if gathered else "tcgen"
             return Left(api.quantize(x, self.name, scale_layout=layout), {})
@@ -154,7 +159,7 @@ class Activations:
         Parameters
         ----------
         left, x
-            Rows as they are multiplied, and the bfloat16 that they were made of.
+            Rows as they are multiplied, and what they were made of.
         rows
             Which of them.
         got, b
@@ -162,7 +167,7 @@ class Activations:
         """
         values = self.values(device, left, rows)
         if self.name != "fp8":
-            return check_products(got, values, b), ""
+            return check_products(got, values, b, bits=11 if self.dtype == "float16" else 8), ""
         lost = largest_error(got, device.rows(x, rows), b)
         own = largest_error(got, values, b)
         note = f"largest error {own:.1e}, to the rows in bfloat16 {lost:.1e}"
@@ -204,7 +209,8 @@ class Case:
     @property
     def more(self) -> dict[str, Any]:
         """Keyword arguments of the product."""
-        return {"batch_invariant": True} if self.invariant else {}
+        plan = {"batch_invariant": True} if self.invariant else {}
+        return plan if self.rows.dtype == "bfloat16" else {"out_dtype": self.rows.dtype} | plan
 
     @property
     def called(self) -> dict[str, Any]:

@@ -198,9 +198,9 @@ def _measure(
 ) -> float:  # fmt: skip
     work = float(p.rows) * p.columns * p.depth
     device = run.device
-    x = device.random(p.rows * p.depth).reshape(p.rows, p.depth)
+    x = device.random(p.rows * p.depth, dtype=case.rows.dtype).reshape(p.rows, p.depth)
     left = case.rows.dense(device, x)
-    out = device.full((p.rows, p.columns), float("nan"), "bfloat16")
+    out = device.full((p.rows, p.columns), float("nan"), case.rows.dtype)
     called = [_matmul(left, b, out, case) for b in weights]
     timing, _ = timed_product(run, called, pace, work)
     checked, note = _checked(run, called[0], case, left, x, original, out)

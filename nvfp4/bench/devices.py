@@ -28,8 +28,8 @@ class Device(Clock, Protocol):
 
     library: str
 
-    def random(self, count: int, seed: int = 0) -> Any:
-        """Flat bfloat16, normally distributed."""
+    def random(self, count: int, seed: int = 0, dtype: str = "bfloat16") -> Any:
+        """Flat bfloat16 or float16, normally distributed."""
 
     def random_bytes(self, shape: tuple[int, ...], low: int = 0, high: int = 256) -> Any:
         """uint8 of `low` to ``high - 1``."""
@@ -79,12 +79,11 @@ class TorchDevice:
     def _like(self, dtype: str) -> Any:
         return getattr(self._torch, dtype)
 
-    def random(self, count: int, seed: int = 0) -> Any:
-        """Flat bfloat16, normally distributed."""
+    def random(self, count: int, seed: int = 0, dtype: str = "bfloat16") -> Any:
+        """Flat bfloat16 or float16, normally distributed."""
         generator = self._torch.Generator(device=self._where).manual_seed(seed)
-        return self._torch.empty(count, dtype=self._torch.bfloat16, device=self._where).normal_(
-            generator=generator
-        )
+        made = self._torch.empty(count, dtype=self._like(dtype), device=self._where)
+        return made.normal_(generator=generator)
 
     def random_bytes(self, shape: tuple[int, ...], low: int = 0, high: int = 256) -> Any:
         """uint8 of `low` to ``high - 1``."""
@@ -192,17 +191,20 @@ class CupyDevice:
 
         return numpy_dtype(dtype)
 
-    def random(self, count: int, seed: int = 0) -> Any:
-        """Flat bfloat16, normally distributed."""
+    def random(self, count: int, seed: int = 0, dtype: str = "bfloat16") -> Any:
+        """Flat bfloat16 or float16, normally distributed."""
         cupy = self._cupy
         state = cupy.random.RandomState(seed)
         out = cupy.empty(count, cupy.uint16)
         piece = 1 << 26
         for start in range(0, count, piece):
             some = out[start : start + piece]
-            bits = state.standard_normal(some.size, dtype=cupy.float32).view(cupy.uint32)
-            some[...] = (bits >> 16).astype(cupy.uint16)
-        return out.view(self._type("bfloat16"))
+            values = state.standard_normal(some.size, dtype=cupy.float32)
+            if dtype == "bfloat16":
+                some[...] = (values.view(cupy.uint32) >> 16).astype(cupy.uint16)
+            else:
+                some[...] = values.astype(cupy.float16).view(cupy.uint16)
+        return out.view(self._type(dtype))
 
     def random_bytes(self, shape: tuple[int, ...], low: int = 0, high: int = 256) -> Any:
         """uint8 of `low` to ``high - 1``."""

@@ -237,8 +237,9 @@ def _measure_case(
     device = run.device
     rows = tokens * layer.top_k
     input_rows = tokens if layer.gathered else rows
-    x = device.random(input_rows * layer.depth).reshape(input_rows, layer.depth)
-    out = device.full((rows, layer.columns), float("nan"), "bfloat16")
+    elements = device.random(input_rows * layer.depth, dtype=case.rows.dtype)
+    x = elements.reshape(input_rows, layer.depth)
+    out = device.full((rows, layer.columns), float("nan"), case.rows.dtype)
     chosen = routings(tokens, layer.experts, layer.top_k)
     if layer.gathered:
         lefts = [case.rows.dense(device, x, gathered=True)] * len(chosen)

@@ -20,6 +20,9 @@ if TYPE_CHECKING:
 
 __all__ = ["command"]
 
+#: Dtypes of rows that are multiplied as they are.
+_DTYPES = ("bfloat16", "float16")
+
 
 def _chosen(ctx: click.Context, param: click.Parameter, names: tuple[str, ...]) -> tuple[str, ...]:
     """Canonical names; nothing where none is given."""
@@ -29,8 +32,14 @@ def _chosen(ctx: click.Context, param: click.Parameter, names: tuple[str, ...]) 
 def _chosen_activations(
     ctx: click.Context, param: click.Parameter, names: tuple[str, ...]
 ) -> tuple[str, ...]:
-    """bfloat16, or canonical names."""
-    return tuple(name if name == "bfloat16" else _formats(ctx, param, (name,))[0] for name in names)
+    """Dtypes, or canonical names of formats."""
+    try:
+        return tuple(
+            name if name in _DTYPES else _formats(ctx, param, (name,))[0] for name in names
+        )
+    except click.BadParameter as error:
+        message = f"{' or '.join(_DTYPES)}, or a format: {error.message}"
+        raise click.BadParameter(message, ctx, param) from error
 
 
 def _file(kinds: tuple[str, ...] = ()) -> Any:
@@ -59,8 +68,8 @@ def _file(kinds: tuple[str, ...] = ()) -> Any:
 )  # fmt: skip
 @click.option(
     "--activations", multiple=True, callback=_chosen_activations, metavar="KIND",
-    help="Rows of products: bfloat16 (the default), nvfp4, mxfp4, mxfp8_e4m3, mxfp8_e5m2. May be "
-    "repeated.",
+    help="Rows of products: bfloat16 (the default), float16, nvfp4, mxfp4, mxfp8_e4m3, mxfp8_e5m2. "
+    "May be repeated.",
 )  # fmt: skip
 @click.option(
     "--compute", multiple=True, type=click.Choice(["bfloat16", "fp8"]),

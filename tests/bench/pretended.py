@@ -23,9 +23,9 @@ class Card:
         #: Called after every replay: what a wrong kernel would do.
         self.spoil: Callable[[], None] | None = None
 
-    def random(self, count: int, seed: int = 0) -> np.ndarray:
+    def random(self, count: int, seed: int = 0, dtype: str = "bfloat16") -> np.ndarray:
         values = np.random.default_rng(seed).standard_normal(count, dtype=np.float32)
-        return values.astype(ml_dtypes.bfloat16)
+        return values.astype(ml_dtypes.bfloat16 if dtype == "bfloat16" else dtype)
 
     def random_bytes(self, shape: tuple[int, ...], low: int = 0, high: int = 256) -> np.ndarray:
         return np.random.default_rng(1).integers(low, high, shape, dtype=np.uint8)

@@ -25,8 +25,8 @@ from .test_products import DENSE, DOWN, UP, Peer, Tensor, WithTensors, install, 
 __all__ = ["small"]  # a fixture that every test here uses
 
 
-KINDS = {"nvfp4": ", nvfp4 activations", "mxfp8_e5m2": ", mxfp8_e5m2 activations",
-         "fp8": ", compute fp8"}  # fmt: skip
+KINDS = {kind: f", {kind} activations" for kind in ("float16", "nvfp4", "mxfp8_e5m2")}
+KINDS["fp8"] = ", compute fp8"
 
 
 @pytest.mark.parametrize("kind", KINDS)
@@ -51,15 +51,21 @@ def test_rows_of_every_kind_are_multiplied_and_checked(
     assert all(r.checked.endswith(" elements") for r in rows), rows
     assert all(("fp8" if kind == "fp8" else kind) in r.group for r in rows)
     # Targets of expert layers hold for bfloat16 and block scales; of dense products for bfloat16.
-    assert [bool(r.target) for r in rows] == [False, kind != "fp8", False, False, False]
+    judged = kind not in ("fp8", "float16")
+    assert [bool(r.target) for r in rows] == [False, judged, False, False, False]
     for a, more in given:
+        # Rows of float16 have results of float16.
+        dtype = str(getattr(a, "dtype", ""))
+        assert more["out"].dtype == ("float16" if dtype == "float16" else "bfloat16")
         if "compute" in more:
             assert a.dtype == np.uint8 and more["a_scale"].shape == (a.shape[0], 1)
     assert {str(getattr(a, "format", None) or a.dtype) for a, _ in given} == {
         "bfloat16", "uint8" if kind == "fp8" else kind
     }  # fmt: skip
     layouts = {(a.scale_layout, a.groups is None) for a, _ in given if hasattr(a, "format")}
-    if kind != "fp8":
+    if kind == "float16":
+        assert not layouts
+    elif kind != "fp8":
         assert layouts == {("tcgen", True), ("linear", True), ("tcgen", False)}
     else:
         # The error of the rows is said, and is that of e4m3.

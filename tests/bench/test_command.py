@@ -147,7 +147,7 @@ def test_wrong_results_exit_with_one(card: Card, runner: CliRunner, monkeypatch:
         (["bench", "quantize", "--json", "nowhere/out.json"], "no folder"),
         (["bench", "quantize", "--budget", "-1"], "--budget"),
         (["bench", "quantize", "--compute", "fp8"], "are of products"),
-        (["bench", "matmul", "--activations", "float16"], "float16"),
+        (["bench", "matmul", "--activations", "float32"], "bfloat16 or float16, or a format"),
         (["bench", "matmul", "--compute", "int8"], "int8"),
     ],
 )

@@ -267,8 +267,8 @@ class Tensor(np.ndarray):
 
 
 class WithTensors(Ticking):
-    def random(self, count: int, seed: int = 0) -> Any:
-        return super().random(count, seed).view(Tensor)
+    def random(self, count: int, seed: int = 0, dtype: str = "bfloat16") -> Any:
+        return super().random(count, seed, dtype).view(Tensor)
 
     def matmul(self, a: Any, b: Any, out: Any) -> None:
         raise AssertionError("not called")
