@@ -218,8 +218,9 @@ def prefill(
     if split > 1:  # sums of all of the tile, where the ring was
         least = ceil_div(tokens << 10, tokens * row + BLOCKS * (codes + record))
     each = shared(stages=1) - shared(stages=0)
-    steps = 2 if _may_pair(constants, depth) and split == 1 and room // (2 * each) >= 3 else 1
-    stages = max(least, min(MOST_STAGES, room // each) // steps)
+    most = min(MOST_STAGES, room // each)
+    steps = 2 if _may_pair(constants, depth) and most // 2 >= max(3, least / 2) else 1
+    stages = max(ceil_div(least, steps), most // steps)
     own: dict[str, Any] = {
         "GROUPED": groups is not None,
         "CHUNK": tokens,

@@ -33,12 +33,11 @@ e4m3: see ``fp8_operands``. MATRICES says which matrices this launch is for: see
 
 Compile-time constants: those of ``matmul_decode`` that are not its own; COMPUTE, MATRICES; CHUNK,
 rows of A of a tile, a multiple of 8; HALF_TOKENS, half of it; STAGES of the ring, four or more
-where rows are made; STEPS of a stage, 2 only where rows are multiplied as they are and nobody
-shares the depth (WHOLE then says whether the depth is a multiple of 128); BLOCKS_PER_SM, 2 where
-registers of small tiles allow it; EPILOGUE, whether there is a function of the user's; SPLIT,
-blocks that share the depth of a tile (1: none do; else GROUPED is False, the result is plain, CHUNK
-is a multiple of 8 * SPLIT, and the grid has SPLIT blocks for each item); SHARE, HALF_TOKENS /
-SPLIT; THREADS: see :func:`threads_of`.
+where rows are made; STEPS of a stage, 2 only where rows are multiplied as they are (WHOLE then says
+whether the depth is a multiple of 128); BLOCKS_PER_SM, 2 where registers of small tiles allow it;
+EPILOGUE, whether there is a function of the user's; SPLIT, blocks that share the depth of a tile
+(1: none do; else GROUPED is False, the result is plain, CHUNK is a multiple of 8 * SPLIT, and the
+grid has SPLIT blocks for each item); SHARE, HALF_TOKENS / SPLIT; THREADS: see :func:`threads_of`.
 """
 
 from __future__ import annotations
@@ -454,7 +453,7 @@ VARIANTS = {
     "matmul_sm90": (
         variant(),
         variant("nvfp4", 32, BLOCKS_PER_SM=2),
-        variant("mxfp8_e4m3", 64, **_DENSE, SPLIT=4, SHARE=8),
+        variant("mxfp8_e4m3", 64, **_DENSE, SPLIT=4, SHARE=8, STAGES=4, STEPS=2),
         variant(tokens=120, WHOLE=False, STAGES=4),
         variant(**_FP8, COMPUTE="fp8", MATRICES="narrow"),
         variant(PAIR="interleaved", **CODES_VARIANT),

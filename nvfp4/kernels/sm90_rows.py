@@ -77,7 +77,7 @@ def copy_rows(
     a, a_rows, ranges, item, items, beyond, across, row_bytes, depth, steps, first_step, ring,
     brought, empty, mine, lane,
 ):  # fmt: skip
-    """What a copying warp does, for `steps` steps from `first_step` on, which is 0 with STEPS 2."""
+    """What a copying warp does, for `steps` steps from `first_step` on, the first of a stage."""
     address = ptr_address(a, 0)
     chunk = and_u32(lane, 7)
     sub = shr_u32(lane, 3)

@@ -1,11 +1,12 @@
 """Tiles of ``matmul_sm90`` whose depth a cluster of blocks shares.
 
-Each block multiplies a run of the steps. Its sums go to its shared memory, where the ring was, four
-of a thread side by side, and each block adds up those of a share of the rows of A: of all blocks,
-in the order of their ranks, so the same input gives the same bytes. Nothing goes through global
-memory, and no second kernel runs.
+Each block multiplies a run of the stages. Its sums go to its shared memory, where the ring was,
+four of a thread side by side, and each block adds up those of a share of the rows of A: of all
+blocks, in the order of their ranks, so the same input gives the same bytes. Nothing goes through
+global memory, and no second kernel runs.
 
-Compile-time constants: CHUNK, HALF_TOKENS; SPLIT, blocks of a cluster; SHARE, HALF_TOKENS / SPLIT.
+Compile-time constants: CHUNK, HALF_TOKENS; STEPS of a stage; SPLIT, blocks of a cluster; SHARE,
+HALF_TOKENS / SPLIT.
 """
 
 from __future__ import annotations
@@ -16,6 +17,7 @@ from ..ptx.arith import (
     min_u32,
     mul_u32,
     shl_u32,
+    shr_u32,
     sub_u32,
 )
 from ..ptx.cluster import cluster_arrive, cluster_wait, map_shared
@@ -26,6 +28,7 @@ CHUNK = 64
 HALF_TOKENS = 32
 SPLIT = 1
 SHARE = 32
+STEPS = 1
 
 #: Threads that have sums, and bytes of a quad of all of them.
 CONSUMERS = 256
@@ -33,8 +36,12 @@ PITCH = 4096
 
 
 def first_step_of(rank, steps):
-    """Where a block's steps begin: behind those of the ranks before."""
-    return div_u32(mul_u32(rank, steps), SPLIT)
+    """Where a block's steps begin: behind those of the ranks before, with a stage."""
+    if STEPS == 2:
+        stages = shr_u32(add_u32(steps, 1), 1)
+        return shl_u32(div_u32(mul_u32(rank, stages), SPLIT), 1)
+    else:
+        return div_u32(mul_u32(rank, steps), SPLIT)
 
 
 def part_of_item(here, rank):

@@ -189,19 +189,21 @@ def test_an_epilogue_of_columns_that_are_no_multiple_of_four_reads_no_more(sm90:
 
 
 @pytest.mark.parametrize(
-    "split, tokens, rows",
+    "split, tokens, rows, depth",
     [
-        (2, 32, 19),
-        pytest.param(4, 32, 21, marks=pytest.mark.slow),
-        pytest.param(8, 64, 21, marks=pytest.mark.slow),
+        (2, 32, 19, 160),
+        (2, 16, 9, 352),  # stages of two steps, two of them and one
+        pytest.param(2, 16, 9, 1056, marks=pytest.mark.slow),  # the last has one step
+        pytest.param(4, 32, 21, 288, marks=pytest.mark.slow),
+        pytest.param(8, 64, 21, 544, marks=pytest.mark.slow),
+        pytest.param(8, 64, 21, 1056, marks=pytest.mark.slow),
     ],
 )
 def test_blocks_of_a_cluster_share_the_depth_of_a_tile(
-    sm90: str, monkeypatch: pytest.MonkeyPatch, split: int, tokens: int, rows: int
+    sm90: str, monkeypatch: pytest.MonkeyPatch, split: int, tokens: int, rows: int, depth: int
 ) -> None:
     """Runs of steps that are not equally long; rows that some of the blocks have none of."""
     monkeypatch.setattr(plans_sm90, "split_of", lambda *_: (split, tokens))
-    depth = 64 * split + 32
     b = weights("mxfp4", 40, depth)
     check(sm90, integers((rows, depth), 6), b, out_dtype="bfloat16", checks=split < 8)
 
