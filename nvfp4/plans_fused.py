@@ -350,7 +350,8 @@ def _row_bytes(format: str, columns: int, layout: str) -> tuple[int, int]:
 
 
 def _wide(*numbers: int) -> bool:
-    return max(numbers) >= 1 << 31
+    # Rows may go backwards: a negative stride is no number of 32 bits without a sign.
+    return max(numbers) >= 1 << 31 or min(numbers) < 0
 
 
 def _encode_arguments(encode: str, pointers: tuple[str, ...]) -> tuple[str | float, ...]:

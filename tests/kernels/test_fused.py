@@ -344,6 +344,16 @@ def test_other_architectures_have_the_same_bytes(arch: str) -> None:
     check(lambda: nvfp4.rmsnorm_quantize(x, weight, EPS, "mxfp8", return_hidden=True), arch=arch)
 
 
+def test_rows_of_the_input_may_go_backwards() -> None:
+    x, weight = data(2, 3, 128)[:, ::-1], np.ones(128, np.float32)
+    counts, offsets = np.array([3, 2], np.int32), np.array([0, 2, 3], np.int32)
+    options: Any = {"scale_layout": "linear"}
+    check(lambda: nvfp4.quantize(x, "nvfp4", row_counts=counts, **options))
+    check(lambda: nvfp4.swiglu_quantize(x, "mxfp8", row_counts=counts, **options))
+    check(lambda: nvfp4.rmsnorm_quantize(x[0], weight, EPS, "nvfp4", **options))
+    check(lambda: nvfp4.swiglu_quantize(x[0], "mxfp4", row_offsets=offsets, **options))
+
+
 def test_rows_and_strides_of_four_gigabytes_have_wide_arithmetic(
     monkeypatch: pytest.MonkeyPatch, fresh_plans: None
 ) -> None:
@@ -360,6 +370,7 @@ def test_rows_and_strides_of_four_gigabytes_have_wide_arithmetic(
     assert not wide(rows=1 << 20, row_stride=128)
     assert wide(rows=1 << 31, row_stride=128)
     assert wide(rows=7, row_stride=1 << 31)
+    assert wide(rows=7, row_stride=-128)
     monkeypatch.setattr(plans_fused, "_wide", lambda *numbers: True)
     plans_fused.fused_quantize.cache_clear()
     check(lambda: nvfp4.swiglu_quantize(data(5, 128), "nvfp4", return_hidden=True))
