@@ -328,7 +328,8 @@ def grouped_quantize(
         expert_limit(experts),
         tiles or 0,
     )
-    if aligned and encode != "row_amax" and not reference:
+    # The fast ones load something for every lane; of an input without rows there is nothing.
+    if aligned and encode != "row_amax" and input_rows and not reference:
         facts = (input_rows, rows, groups, expert_limit(experts))
         sizes = (columns, row_stride * (4 if dtype == "float32" else 2), tiles or 0)
         if _TMA:

@@ -64,6 +64,20 @@ def test_no_rows(run: Simulated, layout: str) -> None:
         checks.grouped_quantize(run, none, MXFP4, **more)
 
 
+@pytest.mark.parametrize("layout", ["linear", "tcgen"])
+def test_rows_of_an_input_that_has_none_are_zeros(run: Simulated, layout: str) -> None:
+    none = np.zeros((0, 64), np.float32)
+    for fmt in (NVFP4, MXFP8_E4M3):
+        checks.grouped_quantize(
+            run,
+            none,
+            fmt,
+            row_offsets=offsets([2, 1]),
+            row_indices=np.array([0, -1, 3], np.int32),
+            scale_layout=layout,
+        )
+
+
 @pytest.mark.parametrize("fmt", FORMATS.values(), ids=lambda f: f.name)
 @pytest.mark.parametrize("columns", [32, 96, 480])
 def test_formats_and_columns(run: Simulated, columns: int, fmt: Any) -> None:
