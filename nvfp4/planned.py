@@ -102,7 +102,7 @@ class Plan:
         for launch in self.launches:
             x, y, z = launch.grid
             threads = launch.block[0] * launch.block[1] * launch.block[2]
-            blocks = " x ".join(str(n) for n in (x, y, z) if n > 1 or (y == z == 1 and n == x))
+            blocks = " x ".join(str(n) for n in (x, y, z) if n > 1) or "1"
             lines.append(
                 f"  kernel   {launch.program.kernel.name}: {blocks} blocks of {threads} threads, "
                 f"{launch.shared_bytes} bytes of shared memory"
@@ -137,7 +137,7 @@ def _tile(launch: Launch) -> str:
         size = f"{of['CHUNK']} rows x 256 columns x {64 * of['STEPS']}"
         return f"{size}, {of['STAGES']} stages{rest.get(of['MATRICES'], '')}"
     if "TILE_N" in of:
-        high = 256 if of["PAIR_OF_BLOCKS"] else 128
+        high = 256 if of.get("PAIR_OF_BLOCKS") else 128
         rows, columns = (of["TILE_N"], high) if of["SWAP"] else (high, of["TILE_N"])
         return f"{rows} rows x {columns} columns x {of['TILE_K']}, {of['STAGES']} stages"
     if name.endswith("matmul_sm120"):

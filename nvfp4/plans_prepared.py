@@ -77,7 +77,7 @@ def decode(
     if capability(arch)[0] == 10 and choice is None:
         # Of more some were spilled.
         cut = cut._replace(slots=min(cut.slots, 4 - cut.stripes))
-        if constants["OUTPUT"] == "codes" and "counts" in constants["OFFSETS"]:
+        if constants["OUTPUT"] == "codes" and "counts" in constants.get("OFFSETS", ""):
             cut = cut._replace(resident=min(cut.resident, 2))
     steps = ceil_div(depth, 64)
     # The last steps of a run are read together, and with fewer some that were read before.

@@ -11,7 +11,7 @@ from .. import arrays, layouts
 from .._parts import FLOATS, check_tile_starts
 from ..arrays import Array
 from ..formats import FORMAT_ALIASES, FORMATS, BlockFormat, block_format
-from ..tensor import Parts
+from ..tensor import Parts, QTensor
 from ._out import (
     Shapes,
     Target,
@@ -77,6 +77,11 @@ class Result:
         self.format = _format_of(out_dtype)
         if self.format is None:
             self.dtype = float_name(out_dtype, "out_dtype")
+            if isinstance(out, QTensor):
+                raise TypeError(
+                    f"out must be an array of {self.dtype} with out_dtype {self.dtype!r}; got a "
+                    f"QTensor of {out.format}: pass out_dtype={out.format!r} beside it"
+                )
             if out is not None:
                 self.target = arrays.as_array(out, "out", stream=stream)
                 check_result("out", self.target.spec, shape, self.dtype, self.like.spec)

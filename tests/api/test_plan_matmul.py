@@ -136,6 +136,8 @@ def test_sizes_beyond_any_memory_are_planned() -> None:
         ({"arch": "sm_80", "prepared": False}, None, "64 rows x 64 columns"),
         ({"arch": "sm_100a", "a": "mxfp8", "prepared": False}, 7,
          "256 rows x 192 columns x 128, 7 stages"),
+        ({"arch": "sm_100a", "a": "nvfp4", "b": "nvfp4", "prepared": False, "experts": 64}, 7,
+         "64 rows x 128 columns x 256, 7 stages"),
         ({"arch": "sm_120a", "a": "nvfp4", "b": "nvfp4", "prepared": False}, None,
          "128 rows x 128 columns"),
     ],
@@ -144,6 +146,16 @@ def test_tiles_are_told_in_words(options: dict[str, Any], stages: int | None, ti
     plan = nvfp4.plan_matmul(4096, 8192, 8192, **options)
     assert plan.tile == tile and f"  tile     {tile}\n" in str(plan)
     assert plan.stages == stages
+
+
+@pytest.mark.parametrize("arch", ["sm_80", "sm_89", "sm_90a", "sm_100a", "sm_103a", "sm_120a"])
+def test_quantised_results_with_prepared_weights_are_planned_for_every_card(arch: str) -> None:
+    kinds: list[dict[str, Any]] = [{}, {"experts": 4}, {"experts": 4, "row_counts": True}]
+    for options in kinds:
+        plan = nvfp4.plan_matmul(1, 32, 64, out_dtype="mxfp8", arch=arch, **options)
+        assert plan.constants["OUTPUT"] == "codes" and plan.kernel == "matmul_decode"
+    plan = nvfp4.plan_matmul(1, 32, 64, out_dtype="mxfp8", arch=arch)
+    assert "matmul_decode: 1 blocks of 256 threads" in str(plan)
 
 
 @pytest.mark.parametrize(

@@ -687,6 +687,9 @@ def test_out_dtype_is_a_float_or_a_format() -> None:
         nvfp4.matmul(B, B, out_dtype=None)
     with says(ValueError, "out_dtype", "nvfp5"):
         nvfp4.matmul(B, B, out_dtype="nvfp5")
+    quantised = nvfp4.quantize(values(5, 32), "mxfp4")
+    with says(TypeError, "out must be an array of bfloat16", "got a QTensor", "out_dtype='mxfp4'"):
+        nvfp4.matmul(B, B, out=quantised)
 
 
 def test_a_quantised_result_has_whole_blocks() -> None:
