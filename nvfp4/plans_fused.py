@@ -303,7 +303,8 @@ def _plan_rows(
     across = 32 * ceil_div(max(1, pieces), 32 * turns)
     hold = "none"
     if waits:
-        hold = "registers" if turns == per and pieces <= _MOST_PIECES else "shared"
+        # What waits in registers is loaded by every lane, also of a row that has no columns.
+        hold = "registers" if turns == per and 0 < pieces <= _MOST_PIECES else "shared"
         if hold == "shared" and columns * itemsize > _MOST_HELD:
             hold = "reread"
     if hold != "registers":

@@ -201,7 +201,8 @@ def _row_encode_scales(
     if by_row:
         rows = np.where(live[:, None], g, one)
         return rows.reshape(-1), decode_scale_of(rows)
-    ranges = np.where(ids >= 0, g[ids] if g.ndim else g, one)
+    ranges, on = np.ones(len(ids), np.float32), ids >= 0
+    ranges[on] = g[ids[on]] if g.ndim else g  # of no experts there may be none to look at
     row_g = np.ones(len(live), np.float32)
     row_g[live] = ranges[where.range_of[live]]
     return row_g, decode_scale_of(ranges)

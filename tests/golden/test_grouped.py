@@ -89,6 +89,14 @@ def test_ids_that_are_no_expert_switch_their_range_off():
     assert decode.tolist() == [0.125] * 3
 
 
+def test_there_may_be_no_experts_where_every_range_is_switched_off():
+    codes, scales, decode = golden.grouped_quantize(
+        normal((4, 32)), NVFP4, row_offsets=[0, 1, 4], expert_ids=[-1, -1], encode_scale=np.ones(0)
+    )
+    assert not codes.any() and not scales.any()
+    assert decode.tolist() == [1, 1]
+
+
 def test_a_dead_expert_whose_scale_is_0_harms_nobody():
     x = normal((8, 32))
     g = np.float32([0, 3])

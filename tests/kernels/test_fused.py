@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -270,7 +271,7 @@ def test_ranges_may_say_where_their_tiles_begin(format: str) -> None:
     check(call)
 
 
-def test_no_rows_and_no_ranges() -> None:
+def test_no_rows_no_ranges_and_no_columns() -> None:
     weight = np.ones(64, np.float32)
     empty = np.zeros((0, 64), np.float32)
     check(lambda: nvfp4.rmsnorm_quantize(empty, weight, EPS, "nvfp4", return_hidden=True))
@@ -282,6 +283,14 @@ def test_no_rows_and_no_ranges() -> None:
     check(lambda: nvfp4.quantize(empty[None], "nvfp4", row_counts=np.zeros(1, np.int32)))
     check(lambda: nvfp4.quantize(np.zeros((0, 4, 64), np.float32), "nvfp4", row_counts=none[:0]))
     check(lambda: nvfp4.swiglu_quantize(np.zeros((3, 0), np.float16), "mxfp8", return_hidden=True))
+    bare = np.zeros((3, 0), np.float16)
+    for make in (
+        lambda more: nvfp4.rmsnorm_quantize(bare, weight[:0], EPS, "nvfp4", **more),
+        lambda more: nvfp4.quantize(bare[None], "nvfp4", row_counts=none[:1] + 3, **more),
+    ):
+        check(functools.partial(make, {"encode_scale": "row_amax"}))
+        check(functools.partial(make, {"scale_layout": "linear"}))
+    check(lambda: nvfp4.rmsnorm_quantize(bare, weight[:0], 0, "mxfp8", row_offsets=offsets))
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
