@@ -43,6 +43,7 @@ def test_grid_and_floor_follow_the_card() -> None:
     floor = product_floor(rows=1, columns=8192, depth=8192, bits=4.25)
     assert few.kernel == "matmul_decode" and few.floor_us == pytest.approx(floor * 1e6, rel=1e-3)
     assert few.card == named_card("H200")
+    assert named_card("NVIDIA GeForce RTX 4090").processors == 128
     # Few blocks fit where there is little shared memory.
     wide: dict[str, Any] = {"experts": 1024, "a": "mxfp8", "b": "mxfp4"}
     grids = [nvfp4.plan_matmul(8192, 4096, 4096, arch=f"sm_{n}", **wide).grid[0] for n in (80, 86)]
