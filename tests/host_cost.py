@@ -92,6 +92,10 @@ def public_calls(library: Library) -> dict[str, Callable[[], Any]]:
     one = there(np.ones((), np.float32))
     q = tensor(library, nvfp4.quantize(values(16, 256), "nvfp4"))
     grouped = tensor(library, nvfp4.grouped_quantize(values(16, 256), "nvfp4", row_offsets=offsets))
+    counted = tensor(library, nvfp4.quantize(values(2, 16, 256), "nvfp4"))
+    stack, counts = there(values(2, 16, 256)), there(np.array([3, 16], np.int32))
+    gate_up, weight = there(values(16, 512)), there(values(256))
+    residual, summed, normed = (there(values(16, 256)) for _ in range(3))
     ids, index = there(np.arange(3, dtype=np.int32)), there(np.arange(16, dtype=np.int32))
     a = tensor(library, nvfp4.quantize(values(16, 256), "mxfp4"))
     b = tensor(library, nvfp4.quantize(values(64, 256), "mxfp4"))
@@ -112,6 +116,21 @@ def public_calls(library: Library) -> dict[str, Callable[[], Any]]:
         "quantize, 16 inputs": lambda: nvfp4.quantize(rows[next(step) % 16], "nvfp4", out=q),
         "quantize, scale a number": lambda: nvfp4.quantize(x, "nvfp4", encode_scale=2.0, out=q),
         "quantize, scale an array": lambda: nvfp4.quantize(x, "nvfp4", encode_scale=one, out=q),
+        "quantize, counts": lambda: nvfp4.quantize(stack, "nvfp4", row_counts=counts, out=counted),
+        "swiglu_quantize": lambda: nvfp4.swiglu_quantize(gate_up, "nvfp4", out=q),
+        "swiglu_quantize, ranges": lambda: nvfp4.swiglu_quantize(
+            gate_up, "nvfp4", row_offsets=grouped.groups, out=grouped
+        ),
+        "rmsnorm_quantize": lambda: nvfp4.rmsnorm_quantize(
+            x,
+            weight,
+            1e-5,
+            "nvfp4",
+            residual=residual,
+            residual_out=summed,
+            norm_out=normed,
+            out=q,
+        ),
         "grouped_quantize": lambda: nvfp4.grouped_quantize(
             x, "nvfp4", row_offsets=grouped.groups, out=grouped
         ),

@@ -31,6 +31,7 @@ from ._out import (
 from ._out import store as store_on_host
 from ._place import Place
 from ._ranges import Ranges, read_counts, read_ranges
+from ._repeat import Repeated
 from .dense import matrix_view
 from .grouped import _grouped_kind, _out_parts
 
@@ -103,8 +104,12 @@ class _Call(NamedTuple):
     target: Target
 
 
-def quantize_front(front: Front, fmt: BlockFormat, options: Options) -> Any:
+def quantize_front(
+    front: Front, fmt: BlockFormat, options: Options, again: Repeated | None = None
+) -> Any:
     """Make and quantise; the QTensor, or it and h.
+
+    `again` is the call as ``_repeat.repeat`` knows it, where nothing is allocated.
 
     Raises
     ------
@@ -123,7 +128,7 @@ def quantize_front(front: Front, fmt: BlockFormat, options: Options) -> Any:
             spec = front.x.spec
             stream = call.where.stream
             hidden = arrays.empty(call.shape, spec.dtype, front.x, stream=stream)
-        q = _in_kernels(call, hidden)
+        q = _in_kernels(call, hidden, again)
     if not options.return_hidden:
         return q
     return q, hidden.owner if isinstance(hidden, Array) else hidden
@@ -363,7 +368,7 @@ def _on_host(call: _Call, return_hidden: bool) -> tuple[QTensor, Any]:
     return q, made
 
 
-def _in_kernels(call: _Call, hidden: Array | None) -> QTensor:
+def _in_kernels(call: _Call, hidden: Array | None, again: Repeated | None) -> QTensor:
     """On a card or on the simulated machine."""
     front, where, ranges = call.front, call.where, call.ranges
     x = front.x
@@ -426,5 +431,5 @@ def _in_kernels(call: _Call, hidden: Array | None) -> QTensor:
         }
         buffers |= dict(ranges.named)
     outputs = ("codes", "scales", "decode_scale", "residual_out", "hidden")
-    _place.launch(where, plan, facts, buffers, outputs=outputs, strided="x")
+    _place.launch(where, plan, facts, buffers, outputs=outputs, strided="x", again=again)
     return result

@@ -162,6 +162,13 @@ def _counted(
     stream: Any,
 ) -> QTensor:
     """Quantise the rows that count."""
+    again = (
+        "quantize by counts",
+        (format, scale_rounding, scale_layout),
+        (x, row_counts, encode_scale, out),
+    )
+    if out is not None and repeat(again, stream):
+        return out
     from ._fused import Front, Options, quantize_front
 
     fmt = block_format(format)
@@ -174,7 +181,7 @@ def _counted(
         *(None, None, None, row_counts, encode_scale, scale_rounding, scale_layout, False),
         *(out, stream),
     )
-    counted: QTensor = quantize_front(front, fmt, options)
+    counted: QTensor = quantize_front(front, fmt, options, None if out is None else again)
     return counted
 
 

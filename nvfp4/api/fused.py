@@ -14,6 +14,7 @@ from ..formats import BlockFormat, block_format
 from ..tensor import QTensor
 from ._encode import real_number
 from ._fused import Front, Options, quantize_front
+from ._repeat import Repeated, repeat
 from .dense import check_floats
 
 __all__ = ["rmsnorm_quantize", "swiglu_quantize"]
@@ -92,6 +93,15 @@ def swiglu_quantize(
     Source: N. Shazeer, "GLU Variants Improve Transformer", arXiv:2002.05202; for "gpt-oss" the
     published code of that model.
     """
+    again: Repeated | None = None
+    if out is not None and return_hidden is False:  # else something is allocated
+        again = (
+            "swiglu_quantize",
+            (format, halves, kind, scale_rounding, scale_layout),
+            (gate_up, row_offsets, expert_ids, row_indices, row_counts, encode_scale, out),
+        )
+        if repeat(again, stream):
+            return out
     options = Options.among(locals())
     fmt = block_format(format)
     check_option("halves", halves, _HALVES)
@@ -111,7 +121,7 @@ def swiglu_quantize(
         return h, h
 
     front = Front(kind, source, "gate_up", source.shape[-1] // 2, golden, facts={"halves": halves})
-    return quantize_front(front, fmt, options)
+    return quantize_front(front, fmt, options, again)
 
 
 def rmsnorm_quantize(
@@ -192,6 +202,20 @@ def rmsnorm_quantize(
     -----
     Source: B. Zhang, R. Sennrich, "Root Mean Square Layer Normalization", arXiv:1910.07467.
     """
+    again: Repeated | None = None
+    asked = return_hidden is True
+    if out is not None and (norm_out is not None if asked else return_hidden is False):
+        again = (
+            "rmsnorm_quantize",
+            # eps by its kind too: True equals 1, and is refused.
+            (format, scale_rounding, scale_layout, type(eps), eps),
+            (
+                *(x, weight, residual, residual_out, norm_out),
+                *(row_offsets, expert_ids, row_indices, row_counts, encode_scale, out),
+            ),
+        )
+        if repeat(again, stream):
+            return (out, norm_out) if asked else out
     options = Options.among(locals())
     fmt = block_format(format)
     number = _checked_eps(eps)
@@ -229,7 +253,7 @@ def rmsnorm_quantize(
         residual_out=_optional(residual_out, "residual_out", stream),
         norm_out=_optional(norm_out, "norm_out", stream),
     )
-    return quantize_front(front, fmt, options)
+    return quantize_front(front, fmt, options, again)
 
 
 def _optional(value: Any, name: str, stream: Any) -> Array | None:

@@ -113,6 +113,53 @@ def grouped_quantize(m: Memory) -> Made:
     )
 
 
+def quantize_counted(m: Memory) -> Made:
+    out = there(m, nvfp4.quantize(values(3, 5, 64), "nvfp4", encode_scale="amax"))
+    return Made(
+        nvfp4.quantize,
+        {
+            "x": m.put(values(3, 5, 64).astype(np.float16)),
+            "format": "nvfp4",
+            "encode_scale": "amax",
+            "row_counts": m.put(np.array([2, 0, 5])),
+            "out": out,
+        },
+    )
+
+
+def swiglu_quantize(m: Memory) -> Made:
+    out = there(m, nvfp4.grouped_quantize(values(5, 64), "nvfp4", row_offsets=OFFSETS))
+    return Made(
+        nvfp4.swiglu_quantize,
+        {
+            "gate_up": m.put(values(4, 128).astype(np.float16)),
+            "format": "nvfp4",
+            "row_offsets": out.groups,
+            "expert_ids": m.put(np.array([1, 0, 2])),
+            "row_indices": m.put(np.array([3, 2, 1, 0, 0], np.int32)),
+            "encode_scale": m.put(np.array([0.5, 1, 2], np.float32)),
+            "out": out,
+        },
+    )
+
+
+def rmsnorm_quantize(m: Memory) -> Made:
+    x, summed, normed = (m.put(values(5, 64).astype(np.float16)) for _ in range(3))
+    return Made(
+        nvfp4.rmsnorm_quantize,
+        {
+            "x": x,
+            "weight": m.put(values(64)),
+            "eps": 1e-5,
+            "format": "mxfp8",
+            "residual": summed,
+            "residual_out": summed,
+            "norm_out": normed,
+            "out": there(m, nvfp4.quantize(values(5, 64), "mxfp8")),
+        },
+    )
+
+
 def matmul(m: Memory) -> Made:
     return Made(
         nvfp4.matmul,
@@ -213,9 +260,10 @@ def deinterleave(m: Memory) -> Made:
 
 
 CALLS = [
-    quantize, quantize_scaled, quantize_by_number, grouped_quantize, matmul, matmul_of_tensors,
-    grouped_matmul, grouped_matmul_of_rows, grouped_matmul_of_counts, dequantize,
-    dequantize_prepared, prepare, interleave, deinterleave,
+    quantize, quantize_scaled, quantize_by_number, grouped_quantize, quantize_counted,
+    swiglu_quantize, rmsnorm_quantize, matmul, matmul_of_tensors, grouped_matmul,
+    grouped_matmul_of_rows, grouped_matmul_of_counts, dequantize, dequantize_prepared, prepare,
+    interleave, deinterleave,
 ]  # fmt: skip
 calls = pytest.mark.parametrize("make", CALLS, ids=lambda make: make.__name__)
 

@@ -25,6 +25,7 @@ from .repeated import (
     known,
     matmul,
     matmul_of_tensors,
+    rmsnorm_quantize,
     same_as_alone,
     values,
 )
@@ -63,6 +64,12 @@ OTHERS: dict[str, tuple[Any, ...]] = {
     "expert_ids": (None,),
     "row_indices": (None,),
     "row_counts": (None,),
+    "eps": (1e-5, 1, True, 0, -0.0, np.float32(1e-5), -1.0, float("nan"), None, "1"),
+    "halves": ("interleaved", "no"),
+    "kind": ("gpt-oss", "no"),
+    "residual_out": (None,),
+    "norm_out": (None,),
+    "return_hidden": (False, 0, 1, None),
     "batch_invariant": (True, False, 1, None),
     "dtype": ("float32", "float16", np.float32, "no"),
     "shape": ((5, 2), [5, 2], (5, 3), (5.0, 2), 5),
@@ -89,6 +96,18 @@ def test_a_call_with_another_option_does_what_it_does_alone(
         found = same_as_alone(card, call, **{name: other})
         if isinstance(found[0], tuple) and name in ("alpha", "encode_scale", "stream"):
             assert call(**{name: other}) is before
+
+
+def test_a_repeated_norm_returns_h_where_it_is_asked_for(card: Card, memory: Memory) -> None:
+    call = rmsnorm_quantize(memory)
+    out, normed = call.arguments["out"], call.arguments["norm_out"]
+    known(card, call)
+    planned = len(card.planned)
+    for _ in range(2):
+        assert call() is out
+        made = call(return_hidden=True)
+        assert made[0] is out and made[1] is normed
+    assert len(card.planned) == planned
 
 
 def test_each_number_arrives_as_it_is(card: Card, memory: Memory) -> None:
