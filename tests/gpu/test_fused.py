@@ -182,14 +182,20 @@ def test_rows_that_lie_apart_and_off_a_multiple_of_sixteen_bytes(cupy: Any, dtyp
     check(cupy, call, data(90, 600, dtype=dtype), data(600, dtype=dtype, seed=3))
 
 
+OFFSETS = np.array([0, 130, 130, 190], np.int32)
+
+
 def calls(x: Any, gate_up: Any, weight: Any, residual: Any, counts: Any, outs: Any) -> Any:
-    """A call of each function, without allocation."""
-    a, b, c, normed, summed = outs
+    """A call of each quantiser, without allocation."""
+    a, b, c, d, e, f, normed, summed = outs
     nvfp4.swiglu_quantize(gate_up, "nvfp4", out=a)
     nvfp4.rmsnorm_quantize(
         x, weight, EPS, "mxfp8", residual=residual, residual_out=summed, norm_out=normed, out=b
     )
     nvfp4.quantize(x[None], "nvfp4", row_counts=counts, encode_scale="amax", out=c)
+    nvfp4.quantize(x, "mxfp4", out=d)
+    nvfp4.quantize(residual, "nvfp4", encode_scale="amax", out=e)
+    nvfp4.grouped_quantize(x, "nvfp4", row_offsets=f.groups, out=f)
     return outs
 
 
@@ -206,6 +212,9 @@ def arrays_of(xp: Any, seed: int) -> tuple[Any, ...]:
         nvfp4.quantize(zero, "nvfp4"),
         nvfp4.quantize(zero, "mxfp8"),
         nvfp4.quantize(zero[None], "nvfp4", encode_scale="amax"),
+        nvfp4.quantize(zero, "mxfp4"),
+        nvfp4.quantize(zero, "nvfp4", encode_scale="amax"),
+        nvfp4.grouped_quantize(zero, "nvfp4", row_offsets=xp.asarray(OFFSETS)),
         xp.zeros_like(zero),
         xp.zeros_like(zero),
     )
@@ -218,7 +227,7 @@ def test_a_captured_graph_gives_the_same_bytes_again(cupy: Any) -> None:
     with stream:
         arguments = arrays_of(cupy, 1)
         calls(*arguments)  # everything is compiled and loaded
-        for out in arguments[-1][:3]:
+        for out in arguments[-1][:6]:
             out.codes.fill(0xAA)
             out.scales.fill(0xAA)
         pool = cupy.get_default_memory_pool()
