@@ -177,6 +177,8 @@ def test_rows_that_lie_apart_and_off_a_multiple_of_sixteen_bytes(cupy: Any, dtyp
         return (
             nvfp4.swiglu_quantize(x, "nvfp4", return_hidden=True),
             nvfp4.rmsnorm_quantize(x, weight[1:513], EPS, "mxfp4", return_hidden=True),
+            nvfp4.rmsnorm_quantize(x[::-1], weight[1:513], EPS, "mxfp4"),
+            nvfp4.swiglu_quantize(x[::-1], "mxfp8", return_hidden=True),
         )
 
     check(cupy, call, data(90, 600, dtype=dtype), data(600, dtype=dtype, seed=3))
