@@ -259,3 +259,30 @@ def test_two_streams_at_once_do_not_disturb_each_other(cupy: Any) -> None:
     for stream, some, right in zip(streams, arguments, expected, strict=True):
         stream.synchronize()
         assert_same(cupy, some[-1], right)
+
+
+def chain(xp: Any, rows: int, columns: int, steps: int) -> Any:
+    """Norms that replace what the quantiser ahead has read, each behind the other."""
+    rng = np.random.default_rng(4)
+    x, residual = (
+        xp.asarray(rng.standard_normal((rows, columns), np.float32).astype(np.float16))
+        for _ in range(2)
+    )
+    weight, normed = xp.asarray(np.ones(columns, np.float32)), xp.zeros_like(x)
+    made = nvfp4.quantize(normed, "mxfp8")
+    outs = tuple(nvfp4.quantize(normed, "nvfp4") for _ in range(steps))
+    for out in outs:
+        nvfp4.rmsnorm_quantize(
+            x, weight, EPS, "mxfp8",
+            residual=residual, residual_out=residual, norm_out=normed, out=made,
+        )  # fmt: skip
+        nvfp4.quantize(normed, "nvfp4", out=out)
+    return *outs, made, normed, residual
+
+
+@pytest.mark.parametrize("rows", [4, 1000])
+def test_a_chain_of_quantisers_reads_what_the_ones_ahead_wrote(cupy: Any, rows: int) -> None:
+    """Programmatic launches: the third may start while the first still reads what both read."""
+    expected = chain(np, rows, 1024, 12)
+    for _ in range(3):
+        assert_same(cupy, chain(cupy, rows, 1024, 12), expected)
