@@ -244,6 +244,8 @@ def _quantize(
     encode_scale: Any = None,
     scale_rounding: str = "rceil",
     scale_layout: str = "tcgen",
+    row_counts: bool = False,
+    index_dtype: str = "int32",
 ) -> None:
     api.quantize(
         _array(shape, dtype),
@@ -251,6 +253,7 @@ def _quantize(
         encode_scale=_scale(encode_scale, shape[0]),
         scale_rounding=scale_rounding,
         scale_layout=scale_layout,
+        row_counts=np.zeros(shape[0], index_dtype) if row_counts else None,
     )
 
 

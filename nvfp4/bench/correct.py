@@ -95,8 +95,9 @@ def check_quantized(
     replay: Callable[[], Any],
     cases: Sequence[tuple[Any, Any]],
     *,
-    encode: np.ndarray | None = None,
+    encode: Any = None,
     row_offsets: np.ndarray | None = None,
+    hidden: Callable[[np.ndarray, np.ndarray], np.ndarray] | None = None,
 ) -> str:
     """Check the results of a timed graph.
 
@@ -107,9 +108,12 @@ def check_quantized(
     cases
         Pairs of an input [M, K] and the QTensor that is made of it: some of those rotated.
     encode
-        Encode scales: of shape (), or one a range.
+        Encode scales: of shape (), or one a range; "row_amax".
     row_offsets
         Of a grouped call.
+    hidden
+        From rows of an input and their numbers to what of them is quantised: the rows themselves
+        by default.
 
     Returns
     -------
@@ -122,7 +126,7 @@ def check_quantized(
         return f"WRONG: {wrong}"
     said = ""
     for x, q in cases:
-        said, wrong = _compare(device, x, q, encode, row_offsets)
+        said, wrong = _compare(device, x, q, encode, row_offsets, hidden)
         if wrong:
             return f"WRONG: {wrong}"
     return said
@@ -132,8 +136,9 @@ def _compare(
     device: Device,
     x: Any,
     q: Any,
-    encode: np.ndarray | None,
+    encode: Any,
     row_offsets: np.ndarray | None,
+    hidden: Callable[[np.ndarray, np.ndarray], np.ndarray] | None,
 ) -> tuple[str, str]:
     """What was compared, and what differs."""
     fmt = FORMATS[q.format]
@@ -141,8 +146,10 @@ def _compare(
     whole = count * columns <= WHOLE and row_offsets is None
     rows = np.arange(count) if whole else sample_rows(count)
     source = device.rows(x, rows)
+    if hidden is not None:
+        source = hidden(source, rows)
     g = encode
-    if encode is not None and encode.ndim:
+    if isinstance(encode, np.ndarray) and encode.ndim:
         groups = np.searchsorted(np.asarray(row_offsets), rows, side="right") - 1
         g = encode[groups][:, None]
     layout = "tcgen" if whole else "linear"

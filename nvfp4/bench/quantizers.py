@@ -16,7 +16,7 @@ from .. import api
 from ..formats import FORMATS, BlockFormat
 from ..layouts import TILE_ROWS, allocated_tiles, codes_shape, scale_k_tiles, scale_shape
 from ..tensor import QTensor
-from . import host_costs
+from . import fused_quantizers, host_costs
 from .correct import check_quantized
 from .report import failed, row
 from .run import Options, Pool, Run
@@ -86,6 +86,7 @@ def calls(
     options: Options,
     dense: Iterable[DenseShape] = DENSE,
     grouped: Iterable[GroupedShape] = GROUPED,
+    fused: fused_quantizers.Shape | None = fused_quantizers.SHAPE,
 ) -> list[dict[str, Any]]:
     """What is called, as ``nvfp4 compile --shapes`` takes it."""
     made = []
@@ -99,6 +100,8 @@ def calls(
             made.append(_call(v, group.rows, group.columns, group.experts))
             if not group.decode:
                 made.append(_call(v, group.rows, group.columns))
+    if fused is not None:
+        made += fused_quantizers.calls(options, fused)
     if not options.only or options.wants(host_costs.LABEL):
         made += host_costs.calls()
     return made
@@ -148,13 +151,18 @@ def outputs(
 
 
 def measure(
-    run: Run, dense: Iterable[DenseShape] = DENSE, grouped: Iterable[GroupedShape] = GROUPED
+    run: Run,
+    dense: Iterable[DenseShape] = DENSE,
+    grouped: Iterable[GroupedShape] = GROUPED,
+    fused: fused_quantizers.Shape | None = fused_quantizers.SHAPE,
 ) -> None:
     """Measure everything that was asked for, peers last."""
     dense = [s for s in dense if run.options.wants(s.label)]
     grouped = [g for g in grouped if run.options.wants(g.label)]
     shapes: list[DenseShape | GroupedShape] = [*dense, *grouped]
     sizes = [(s.rows * s.columns, buffers(s)) for s in shapes]
+    if fused is not None:
+        sizes.append(fused_quantizers.elements(run.options, fused))
     pool = Pool.for_sizes(run.device, sizes)
     sink = run.device.full((pool.elements,), 0, "bfloat16")
     for shape in dense:
@@ -163,6 +171,8 @@ def measure(
     for group in grouped:
         _measure_grouped(run, group, pool)
         run.device.release()
+    if fused is not None:
+        fused_quantizers.measure(run, pool, lambda: _copy_speed(run, fused, pool, sink), fused)
     if not run.options.only or run.options.wants(host_costs.LABEL):
         host_costs.measure(run)
     if run.options.peers:
@@ -182,6 +192,16 @@ def measure_copy(run: Run, rows: int, columns: int, count: int, pool: Pool, sink
     if not run.device.equal(sources[-1], targets[-1]):
         raise RuntimeError(f"the copy of {rows} x {columns} gave something else")
     return timing
+
+
+def _copy_speed(run: Run, shape: fused_quantizers.Shape, pool: Pool, sink: Any) -> float:
+    """Bytes a second of a copy of such a matrix, measured once."""
+    key = DenseShape(shape.rows, shape.columns)
+    if key not in run.references:
+        count = rotations(2 * shape.rows * shape.columns)
+        copy = measure_copy(run, shape.rows, shape.columns, count, pool, sink)
+        run.references[key] = 4 * shape.rows * shape.columns / copy.median
+    return float(run.references[key])
 
 
 def _bound(function: Any, *arguments: Any, **more: Any) -> Any:

@@ -7,7 +7,8 @@ from typing import Any
 import numpy as np
 import pytest
 
-from nvfp4.bench import host_costs, peers_quantizers, quantizers
+from nvfp4 import warm
+from nvfp4.bench import fused_quantizers, host_costs, peers_quantizers, quantizers
 from nvfp4.bench.report import Report, Row
 from nvfp4.bench.run import Options, Run
 from nvfp4.bench.shapes import DENSE, GROUPED, DenseShape, GroupedShape
@@ -35,6 +36,7 @@ def run(
     grouped: Any = (),
     card: Card | None = None,
     budget: float = 1e6,
+    fused: fused_quantizers.Shape | None = None,
     **options: Any,
 ) -> list[Row]:
     made = Run(
@@ -43,7 +45,7 @@ def run(
         Deadline(budget, lambda: 0.0),
         Report("quantize", {}),
     )
-    quantizers.measure(made, dense, grouped)
+    quantizers.measure(made, dense, grouped, fused)
     return made.report.rows
 
 
@@ -242,3 +244,47 @@ def test_a_call_that_raises_is_a_row_and_the_others_are_measured(
     assert bad.wrong and bad.checked == "WRONG: ValueError: no such kernel" and bad.target
     (good,) = by(rows, format="mxfp8_e4m3")
     assert good.checked == "all bytes"
+
+
+OTHERS = fused_quantizers.Shape(64, 128, 4)
+
+
+@pytest.fixture
+def others(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(fused_quantizers, "rotations", lambda moved: 2)
+
+
+def test_gates_norms_and_counted_rows_are_measured_beside_a_copy_and_checked(others: None) -> None:
+    rows = by(run(fused=OTHERS, only=("64 x 128", "half of")), group=fused_quantizers.GROUP)
+    shapes = [k.label(OTHERS) for k in fused_quantizers.KINDS for _ in k.formats]
+    assert [r.shape for r in rows] == shapes and "4 x 16 x 128, half of the rows counted" in shapes
+    assert {r.checked for r in rows} == {"all bytes", "3 matrices"}, rows
+    assert {r.reference for r in rows} == {"copy"} and not any(r.target for r in rows)
+    # 40 calls in a graph that takes 1 ms; a sum reads two matrices and writes one of two bytes.
+    size = 64 * 128
+    (sum_,) = by(rows, shape="64 x 128, rmsnorm of a sum", format="mxfp8_e4m3")
+    assert sum_.tbps == pytest.approx((6 * size + size + size / 32) / 25e-6 * 1e-12)
+
+
+@pytest.mark.parametrize("kind", fused_quantizers.KINDS, ids=lambda k: k.name)
+def test_a_wrong_byte_of_the_others_is_found(
+    others: None, kind: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A right result of an input that is a little another one."""
+    for name in ("quantize", "swiglu_quantize", "rmsnorm_quantize"):
+        real = getattr(fused_quantizers.api, name)
+
+        def wrong(x: Any, *rest: Any, real: Any = real, **more: Any) -> Any:
+            return real(x * 1.5 if "out" in more else x, *rest, **more)
+
+        monkeypatch.setattr(fused_quantizers.api, name, wrong)
+    rows = by(run(fused=OTHERS, only=(kind.label(OTHERS),)), group=fused_quantizers.GROUP)
+    assert rows and all(r.checked.startswith("WRONG") for r in rows), rows
+
+
+def test_the_calls_of_the_others_are_those_that_are_measured(others: None) -> None:
+    options = Options(("64 x 128", "half of"), (), peers=False)
+    made = fused_quantizers.calls(options, OTHERS)
+    assert len(made) == sum(len(k.formats) for k in fused_quantizers.KINDS)
+    programs = warm.programs([one for c in made for one in warm.expand(c)], "sm_90a")
+    assert programs
