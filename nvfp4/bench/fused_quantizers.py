@@ -17,6 +17,7 @@ import numpy as np
 
 from .. import api, golden
 from ..formats import FORMATS
+from ..golden.hidden import rmsnorm, swiglu
 from ..layouts import codes_shape, scale_shape
 from ..tensor import QTensor
 from .correct import check_quantized, written_alike
@@ -159,7 +160,7 @@ def _bind(run: Run, kind: Kind, name: str, shape: Shape, pool: Pool, count: int)
         inputs = pool.cut(rows, 2 * columns, count)
         done = [_call(api.swiglu_quantize, x, name, out=q, **more)
                 for x, q in zip(inputs, results, strict=True)]  # fmt: skip
-        return Bound(done, inputs, results, lambda _, x, __: golden.hidden.swiglu(x, **more))
+        return Bound(done, inputs, results, lambda _, x, __: swiglu(x, **more))
     if "rmsnorm" in kind.name:
         added = kind.name.endswith("sum")
         both = pool.cut(rows, columns, count * (1 + added))
@@ -177,7 +178,7 @@ def _bind(run: Run, kind: Kind, name: str, shape: Shape, pool: Pool, count: int)
 
         def hidden(i: int, x: np.ndarray, at: np.ndarray) -> np.ndarray:
             residual = device.rows(others[i], at) if added else None
-            return golden.hidden.rmsnorm(x, host, EPS, residual=residual)[0]
+            return rmsnorm(x, host, EPS, residual=residual)[0]
 
         return Bound(done, inputs, results, hidden)
     inputs = pool.cut(rows, columns, count)

@@ -198,9 +198,10 @@ def _copy_speed(run: Run, shape: fused_quantizers.Shape, pool: Pool, sink: Any) 
     """Bytes a second of a copy of such a matrix, measured once."""
     key = DenseShape(shape.rows, shape.columns)
     if key not in run.references:
-        count = rotations(2 * shape.rows * shape.columns)
+        size = shape.rows * shape.columns
+        count = min(rotations(2 * size), pool.elements // size)
         copy = measure_copy(run, shape.rows, shape.columns, count, pool, sink)
-        run.references[key] = 4 * shape.rows * shape.columns / copy.median
+        run.references[key] = 4 * size / copy.median
     return float(run.references[key])
 
 

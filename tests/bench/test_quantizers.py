@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
 from typing import Any
 
 import numpy as np
@@ -288,3 +290,23 @@ def test_the_calls_of_the_others_are_those_that_are_measured(others: None) -> No
     assert len(made) == sum(len(k.formats) for k in fused_quantizers.KINDS)
     programs = warm.programs([one for c in made for one in warm.expand(c)], "sm_90a")
     assert programs
+
+
+def test_the_others_are_measured_by_a_process_that_has_imported_nothing_else() -> None:
+    """What tests import beside it may be what a benchmark lacks."""
+    lines = (
+        "from nvfp4.bench import fused_quantizers as f, quantizers as q",
+        "from nvfp4.bench.report import Report",
+        "from nvfp4.bench.run import Options, Run",
+        "from nvfp4.bench.timing import Deadline",
+        "from tests.bench.pretended import Card",
+        "f.rotations = lambda moved: 2",
+        "options = Options(('rmsnorm', 'swiglu'), (), peers=False)",
+        "r = Run(Card(), options, Deadline(9e9), Report('x', {}))",
+        "q.measure(r, (), (), f.Shape(64, 128, 4))",
+        "print({row.checked for row in r.report.rows})",
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", "\n".join(lines)], capture_output=True, text=True, check=False
+    )
+    assert done.stdout == "{'all bytes'}\n", done.stdout + done.stderr
