@@ -126,6 +126,8 @@ def command(
     kinds = chosen_kinds(activations, compute)
     options = Options(only, formats, not no_peers, kinds, batch_invariant)
     report = measure(suite, options, budget, device, jobs)
+    if only and not report.rows and not report.stopped:
+        raise click.UsageError(f"no shape of {suite} has {' or '.join(only)} in its label", ctx)
     if json_file is not None:
         json_file.write_text(json.dumps(report.as_json(), indent=1) + "\n", encoding="utf-8")
     if plot is not None:

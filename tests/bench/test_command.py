@@ -138,6 +138,17 @@ def test_wrong_results_exit_with_one(card: Card, runner: CliRunner, monkeypatch:
     assert "5 wrong" in result.stdout
 
 
+def test_a_shape_that_there_is_not_is_a_mistake(
+    card: Card, runner: CliRunner, tmp_path: Any
+) -> None:
+    file = tmp_path / "out.json"
+    result = runner.invoke(
+        program, ["bench", "quantize", "--only", "40 x 129", "--only", "none", "--json", str(file)]
+    )
+    assert result.exit_code == 2 and not file.exists()
+    assert "no shape of quantize has 40 x 129 or none in its label" in result.stderr
+
+
 @pytest.mark.parametrize(
     "arguments, said",
     [
