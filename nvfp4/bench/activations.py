@@ -25,10 +25,22 @@ from .devices import Device
 from .targets import FLOPS, FLOPS_FP8
 from .weights import bits_of
 
-__all__ = ["BFLOAT16", "FP8", "KINDS", "Activations", "Case", "Left", "cases", "chosen_kinds"]
+__all__ = [
+    "BFLOAT16",
+    "DTYPES",
+    "FP8",
+    "KINDS",
+    "Activations",
+    "Case",
+    "Left",
+    "cases",
+    "chosen_kinds",
+]
 
+#: Kinds that are multiplied as they are.
+DTYPES = ("bfloat16", "float16")
 #: Names of all kinds.
-KINDS = ("bfloat16", "float16", *FORMATS, "fp8")
+KINDS = (*DTYPES, *FORMATS, "fp8")
 
 
 def chosen_kinds(activations: Iterable[str] = (), compute: Iterable[str] = ()) -> tuple[str, ...]:
@@ -88,7 +100,7 @@ class Activations:
     @property
     def dtype(self) -> str:
         """Of the rows as they are given or quantised, and of the result."""
-        return "float16" if self.name == "float16" else "bfloat16"
+        return self.name if self.name in DTYPES else "bfloat16"
 
     @property
     def suffix(self) -> str:

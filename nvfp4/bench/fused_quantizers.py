@@ -7,10 +7,10 @@ gates and ups, a residual and its sum, of counted rows only the input of those t
 
 from __future__ import annotations
 
-import functools
-import itertools
-from collections.abc import Callable, Iterator
+import math
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -18,15 +18,15 @@ import numpy as np
 from .. import api, golden
 from ..formats import FORMATS
 from ..golden.hidden import rmsnorm, swiglu
-from ..layouts import codes_shape, scale_shape
 from ..tensor import QTensor
 from .correct import check_quantized, written_alike
+from .outputs import outputs
 from .report import failed, row
 from .run import Options, Pool, Run
 from .targets import quantizer_bytes
 from .timing import Timing, rotations
 
-__all__ = ["Shape", "calls", "elements", "measure"]
+__all__ = ["Shape", "calls", "measure", "sizes"]
 
 GROUP = "Other quantisers, bfloat16 in, tcgen scales"
 EPS = 1e-5
@@ -42,9 +42,9 @@ class Shape:
     experts: int
 
     @property
-    def matrix(self) -> str:
-        """Such as ``8192 x 7168``."""
-        return f"{self.rows} x {self.columns}"
+    def stack(self) -> tuple[int, int, int]:
+        """The same as matrices."""
+        return self.experts, self.rows // self.experts, self.columns
 
 
 SHAPE = Shape(8192, 7168, 128)
@@ -61,31 +61,50 @@ class Kind:
     formats
     widths
         Elements that are read or written as bfloat16, for each that is quantised.
+    call
+        Name of the function.
     options
-        Keyword arguments of the call that hold no arrays.
+        Its keyword arguments that hold no arrays.
+    counted, summed
+        Whether rows are counted, and whether a residual is added.
     """
 
     name: str
     formats: tuple[str, ...]
     widths: float
+    call: str = "quantize"
     options: tuple[tuple[str, Any], ...] = ()
+    counted: bool = False
+    summed: bool = False
 
     def label(self, shape: Shape) -> str:
         """Of the table."""
-        if self.name == "counted rows":
-            each = shape.rows // shape.experts
-            return f"{shape.experts} x {each} x {shape.columns}, half of the rows counted"
-        return f"{shape.matrix}, {self.name}"
+        if self.counted:
+            return f"{' x '.join(map(str, shape.stack))}, {self.name}"
+        return f"{shape.rows} x {shape.columns}, {self.name}"
+
+    def input(self, shape: Shape) -> tuple[int, int]:
+        """Rows and columns of what is read."""
+        gated = self.call == "swiglu_quantize"
+        return shape.rows, shape.columns * (2 if gated else 1)
+
+    def count(self, shape: Shape) -> int:
+        """Inputs to rotate."""
+        return rotations(int(2 * max(1, self.widths) * shape.rows * shape.columns))
+
+
+def _swiglu(name: str, **options: str) -> Kind:
+    return Kind(name, _FORMATS, 2, "swiglu_quantize", tuple(options.items()))
 
 
 KINDS = (
-    Kind("scale of the amax", ("nvfp4",), 2, (("encode_scale", "amax"),)),
-    Kind("scales of the rows' amax", ("nvfp4",), 1, (("encode_scale", "row_amax"),)),
-    Kind("counted rows", _FORMATS, 0.5),
-    Kind("swiglu", _FORMATS, 2, (("kind", "silu"), ("halves", "split"))),
-    Kind("swiglu of gpt-oss", _FORMATS, 2, (("kind", "gpt-oss"), ("halves", "interleaved"))),
-    Kind("rmsnorm", _FORMATS, 1),
-    Kind("rmsnorm of a sum", _FORMATS, 3),
+    Kind("scale of the amax", ("nvfp4",), 2, options=(("encode_scale", "amax"),)),
+    Kind("scales of the rows' amax", ("nvfp4",), 1, options=(("encode_scale", "row_amax"),)),
+    Kind("half of the rows counted", _FORMATS, 0.5, counted=True),
+    _swiglu("swiglu", kind="silu", halves="split"),
+    _swiglu("swiglu of gpt-oss", kind="gpt-oss", halves="interleaved"),
+    Kind("rmsnorm", _FORMATS, 1, "rmsnorm_quantize"),
+    Kind("rmsnorm of a sum", _FORMATS, 3, "rmsnorm_quantize", summed=True),
 )
 
 
@@ -96,35 +115,23 @@ def chosen(options: Options, shape: Shape) -> Iterator[tuple[Kind, str]]:
             yield from ((kind, name) for name in options.chosen(kind.formats))
 
 
-def elements(options: Options, shape: Shape = SHAPE) -> tuple[int, int]:
-    """Elements of the largest input, and how many of them are rotated."""
-    most = max((k.widths for k, _ in chosen(options, shape)), default=0)
-    size = shape.rows * shape.columns
-    return (2 * size, _count(shape, 2.0)) if most else (0, 0)
+def sizes(options: Options, shape: Shape = SHAPE) -> list[tuple[int, int]]:
+    """Elements of each kind's inputs, and how many of these there are."""
+    return [
+        (math.prod(kind.input(shape)), kind.count(shape) * (1 + kind.summed))
+        for kind, _ in chosen(options, shape)
+    ]
 
 
 def calls(options: Options, shape: Shape = SHAPE) -> list[dict[str, Any]]:
     """What is called, as ``nvfp4 compile --shapes`` takes it."""
     made = []
     for kind, name in chosen(options, shape):
-        call: dict[str, Any] = {"format": name, **dict(kind.options)}
-        if kind.name == "counted rows":
-            each = shape.rows // shape.experts
-            call |= {"call": "quantize", "shape": [shape.experts, each, shape.columns]}
-            call["row_counts"] = True
-        elif "swiglu" in kind.name:
-            call |= {"call": "swiglu_quantize", "shape": [shape.rows, 2 * shape.columns]}
-        elif "rmsnorm" in kind.name:
-            call |= {"call": "rmsnorm_quantize", "shape": [shape.rows, shape.columns]}
-            call["residual"] = kind.name.endswith("sum")
-        else:
-            call |= {"call": "quantize", "shape": [shape.rows, shape.columns]}
-        made.append(call)
+        size = shape.stack if kind.counted else kind.input(shape)
+        call = {"call": kind.call, "format": name, "shape": list(size), **dict(kind.options)}
+        more = {"row_counts": kind.counted, "residual": kind.summed}
+        made.append(call | {key: True for key, value in more.items() if value})
     return made
-
-
-def _count(shape: Shape, widths: float) -> int:
-    return rotations(int(2 * widths * shape.rows * shape.columns))
 
 
 # --- calls ----------------------------------------------------------------------------------------
@@ -132,67 +139,53 @@ def _count(shape: Shape, widths: float) -> int:
 
 @dataclass(frozen=True)
 class Bound:
-    """Calls of one kind, and what is made of rows of their inputs before they are quantised."""
+    """Calls of one kind, and what is quantised of rows of their inputs, by which encode scale."""
 
-    calls: list[Callable[[], Any]]
+    calls: Sequence[Callable[[], Any]]
     inputs: list[Any]
     results: list[QTensor]
-    hidden: Callable[[int, np.ndarray, np.ndarray], np.ndarray] | None = None
-    encode: Any = None
+    hidden: Callable[[int, np.ndarray, np.ndarray], np.ndarray] = lambda _, x, __: x
+    encode: Callable[[int], Any] = lambda _: None
 
 
-def _results(run: Run, name: str, shape: Shape, count: int, row_scales: bool) -> list[QTensor]:
-    fmt, size = FORMATS[name], (shape.rows, shape.columns)
-    made = []
-    for _ in range(count):
-        codes = run.device.full(codes_shape(fmt, size), 0xAA, "uint8")
-        scales = run.device.full(scale_shape(fmt, size, "tcgen"), 0xAA, "uint8")
-        decode = run.device.full((shape.rows, 1) if row_scales else (1,), 1.0, "float32")
-        decode = decode if row_scales else decode.reshape(())
-        made.append(QTensor.from_parts(codes, scales, fmt, shape=size, decode_scale=decode))
-    return made
-
-
-def _bind(run: Run, kind: Kind, name: str, shape: Shape, pool: Pool, count: int) -> Bound:
-    rows, columns, device, more = shape.rows, shape.columns, run.device, dict(kind.options)
-    results = _results(run, name, shape, count, more.get("encode_scale") == "row_amax")
-    if "swiglu" in kind.name:
-        inputs = pool.cut(rows, 2 * columns, count)
-        done = [_call(api.swiglu_quantize, x, name, out=q, **more)
-                for x, q in zip(inputs, results, strict=True)]  # fmt: skip
-        return Bound(done, inputs, results, lambda _, x, __: swiglu(x, **more))
-    if "rmsnorm" in kind.name:
-        added = kind.name.endswith("sum")
-        both = pool.cut(rows, columns, count * (1 + added))
-        inputs, others = both[:count], both[count:]
-        weight = device.random(columns, seed=1)
+def _bind(run: Run, kind: Kind, name: str, shape: Shape, pool: Pool) -> Bound:
+    device, options, count = run.device, dict(kind.options), kind.count(shape)
+    cut = pool.cut(*kind.input(shape), count * (1 + kind.summed))
+    inputs, residuals = cut[:count], cut[count:]
+    encode = options.get("encode_scale")
+    results = outputs(
+        device, FORMATS[name], shape.rows, shape.columns, count, row_scales=encode == "row_amax"
+    )
+    if kind.call == "rmsnorm_quantize":
+        weight = device.random(shape.columns, seed=1)
+        sums = [device.full((shape.rows, shape.columns), 0.0, "bfloat16") for _ in residuals]
+        more = [
+            {"residual": r, "residual_out": s} for r, s in zip(residuals, sums, strict=True)
+        ] or [{}] * count
+        norms = [
+            partial(api.rmsnorm_quantize, x, weight, EPS, name, out=q, **added)
+            for x, q, added in zip(inputs, results, more, strict=True)
+        ]
         host = device.host(weight)
-        sums = [device.full((rows, columns), 0.0, "bfloat16") for _ in range(count * added)]
-        done = [
-            _call(
-                api.rmsnorm_quantize, x, weight, EPS, name, out=q,
-                **({"residual": r, "residual_out": s} if added else {}),
-            )
-            for x, q, r, s in itertools.zip_longest(inputs, results, others, sums)
-        ]  # fmt: skip
 
-        def hidden(i: int, x: np.ndarray, at: np.ndarray) -> np.ndarray:
-            residual = device.rows(others[i], at) if added else None
+        def norm(i: int, x: np.ndarray, rows: np.ndarray) -> np.ndarray:
+            residual = device.rows(residuals[i], rows) if kind.summed else None
             return rmsnorm(x, host, EPS, residual=residual)[0]
 
-        return Bound(done, inputs, results, hidden)
-    inputs = pool.cut(rows, columns, count)
-    done = [_call(api.quantize, x, name, out=q, **more)
-            for x, q in zip(inputs, results, strict=True)]  # fmt: skip
-    encode: Any = more.get("encode_scale")
-    if encode == "amax":
-        encode = [golden.amax_encode_scale(device.host(x), FORMATS[name])
-                  for x in (inputs[0], inputs[-1])]  # fmt: skip
-    return Bound(done, inputs, results, encode=encode)
+        return Bound(norms, inputs, results, norm)
+    done = [
+        partial(getattr(api, kind.call), x, name, out=q, **options)
+        for x, q in zip(inputs, results, strict=True)
+    ]
+    if kind.call == "swiglu_quantize":
+        return Bound(done, inputs, results, lambda _, x, __: swiglu(x, **options))
 
+    def scale(i: int) -> Any:
+        if encode == "amax":
+            return golden.amax_encode_scale(device.host(inputs[i]), FORMATS[name])
+        return encode
 
-def _call(function: Any, *arguments: Any, **more: Any) -> Callable[[], Any]:
-    return lambda: function(*arguments, **more)
+    return Bound(done, inputs, results, encode=scale)
 
 
 # --- measuring ------------------------------------------------------------------------------------
@@ -206,8 +199,7 @@ def measure(run: Run, pool: Pool, speed: Callable[[], float], shape: Shape = SHA
             continue
         run.say(f"{label}: {name}")
         try:
-            counted = kind.name == "counted rows"
-            one = _counted if counted else _plain
+            one = _counted if kind.counted else _plain
             timing, checked = one(run, kind, name, shape, pool)
             fmt = FORMATS[name]
             moved = quantizer_bytes(shape.rows, shape.columns, fmt.block, fmt.codes_per_byte)
@@ -221,14 +213,14 @@ def measure(run: Run, pool: Pool, speed: Callable[[], float], shape: Shape = SHA
 
 
 def _plain(run: Run, kind: Kind, name: str, shape: Shape, pool: Pool) -> tuple[Timing, str]:
-    bound = _bind(run, kind, name, shape, pool, _count(shape, max(1.0, kind.widths)))
+    bound = _bind(run, kind, name, shape, pool)
     timing, replay = run.timed(bound.calls)
     said = ""
-    for number, i in enumerate((0, len(bound.inputs) - 1)):
-        encode = bound.encode[number] if isinstance(bound.encode, list) else bound.encode
-        hidden = None if bound.hidden is None else functools.partial(bound.hidden, i)
+    for i in (0, len(bound.inputs) - 1):
         case = (bound.inputs[i], bound.results[i])
-        said = check_quantized(run.device, replay, [case], encode=encode, hidden=hidden)
+        said = check_quantized(
+            run.device, replay, [case], encode=bound.encode(i), hidden=partial(bound.hidden, i)
+        )
         if said.startswith("WRONG"):
             break
     return timing, said
@@ -236,20 +228,19 @@ def _plain(run: Run, kind: Kind, name: str, shape: Shape, pool: Pool) -> tuple[T
 
 def counts_of(shape: Shape) -> np.ndarray:
     """From no row of the first matrix to all of the last: half of them all."""
-    each = shape.rows // shape.experts
-    return np.rint(np.linspace(0, each, shape.experts)).astype(np.int32)
+    return np.rint(np.linspace(0, shape.stack[1], shape.experts)).astype(np.int32)
 
 
 def _counted(run: Run, kind: Kind, name: str, shape: Shape, pool: Pool) -> tuple[Timing, str]:
-    device, fmt = run.device, FORMATS[name]
-    count, each = _count(shape, 1.0), shape.rows // shape.experts
-    size = (shape.experts, each, shape.columns)
+    device = run.device
     host_counts = counts_of(shape)
     counts = device.array(host_counts)
-    inputs = [x.reshape(size) for x in pool.cut(shape.rows, shape.columns, count)]
+    inputs = [x.reshape(shape.stack) for x in pool.cut(*kind.input(shape), kind.count(shape))]
     results = [api.quantize(x, name, row_counts=counts) for x in inputs]
-    done = [_call(api.quantize, x, name, row_counts=counts, out=q)
-            for x, q in zip(inputs, results, strict=True)]  # fmt: skip
+    done = [
+        partial(api.quantize, x, name, row_counts=counts, out=q)
+        for x, q in zip(inputs, results, strict=True)
+    ]
     timing, replay = run.timed(done)
     q = results[-1]
     wrong, _ = written_alike(device, replay, [q.codes, q.scales])
@@ -261,4 +252,4 @@ def _counted(run: Run, kind: Kind, name: str, shape: Shape, pool: Pool) -> tuple
     got_scales = device.host(q.scales).reshape(shape.experts, -1)[some].reshape(-1)
     same = np.array_equal(got_codes, want.codes)
     same = same and np.array_equal(got_scales, np.asarray(want.scales).reshape(-1))
-    return timing, f"{some.size} matrices" if same else f"WRONG: {fmt.name}, matrices {some}"
+    return timing, f"{some.size} matrices" if same else f"WRONG: one of the matrices {some}"

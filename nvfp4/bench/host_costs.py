@@ -20,6 +20,7 @@ from ..arrays import as_array, stream_pointer
 from ..formats import FORMATS
 from ..layouts import codes_shape, scale_shape
 from ..tensor import QTensor
+from .outputs import outputs
 from .report import Row, failed, row, skipped
 from .run import Run
 from .targets import Target
@@ -117,8 +118,6 @@ def _repeated(run: Run, shape: str, fmt: str, call: Callable[[], Any]) -> Row:
 
 
 def _public_calls(run: Run) -> list[tuple[str, str, Callable[[], Any]]]:
-    from .quantizers import outputs
-
     device = run.device
     made: list[tuple[str, str, Callable[[], Any]]] = []
     x = device.random(ROWS * COLUMNS).reshape(ROWS, COLUMNS)
@@ -127,11 +126,11 @@ def _public_calls(run: Run) -> list[tuple[str, str, Callable[[], Any]]]:
     offsets = device.array(bounds)
 
     def dense(fmt: str) -> Callable[[], Any]:
-        (q,) = outputs(run, FORMATS[fmt], ROWS, COLUMNS, 1)
+        (q,) = outputs(run.device, FORMATS[fmt], ROWS, COLUMNS, 1)
         return lambda: api.quantize(x, fmt, out=q)
 
     def grouped(fmt: str) -> Callable[[], Any]:
-        (q,) = outputs(run, FORMATS[fmt], 64, 4096, 1, offsets)
+        (q,) = outputs(run.device, FORMATS[fmt], 64, 4096, 1, offsets)
         return lambda: api.grouped_quantize(few, fmt, row_offsets=offsets, out=q)
 
     formats = run.options.chosen(("nvfp4", "mxfp8_e4m3"))

@@ -15,6 +15,7 @@ import importlib
 import warnings
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -128,7 +129,7 @@ def _process_input() -> Callable[[Any], Any]:
 
 def measure_peers(run: Run, shapes: Iterable[DenseShape], pool: Pool) -> None:
     """Every peer at every judged shape, as far as the budget reaches."""
-    from .quantizers import DENSE_GROUP, Variant, _bound, buffers
+    from .quantizers import DENSE_GROUP, Variant, buffers
 
     shapes = [s for s in shapes if s.judged]
     chosen = [p for p in peers() if not run.options.formats or p.format in run.options.formats]
@@ -142,7 +143,7 @@ def measure_peers(run: Run, shapes: Iterable[DenseShape], pool: Pool) -> None:
             try:
                 call = functions.get(peer) or functions.setdefault(peer, peer.make())
                 inputs = pool.cut(shape.rows, shape.columns, buffers(shape))
-                timing, _ = run.timed([_bound(call, x) for x in inputs])
+                timing, _ = run.timed([partial(call, x) for x in inputs])
                 checked = _compared(run.device, peer.format, inputs[0], call(inputs[0]))
             except Exception as error:  # whatever a peer does, the run goes on and says so
                 text = " ".join(str(error).split())[:120]

@@ -8,16 +8,17 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import numpy as np
 
 from .. import api
 from ..formats import FORMATS, BlockFormat
-from ..layouts import TILE_ROWS, allocated_tiles, codes_shape, scale_k_tiles, scale_shape
-from ..tensor import QTensor
+from ..layouts import TILE_ROWS, allocated_tiles
 from . import fused_quantizers, host_costs
 from .correct import check_quantized
+from .outputs import outputs
 from .report import failed, row
 from .run import Options, Pool, Run
 from .shapes import DENSE, GROUPED, DenseShape, GroupedShape
@@ -115,38 +116,6 @@ def _call(v: Variant, rows: int, columns: int, experts: int = 0) -> dict[str, An
     return made | ({} if scale is None else {"encode_scale": scale})
 
 
-# --- outputs --------------------------------------------------------------------------------------
-
-
-def outputs(
-    run: Run, fmt: BlockFormat, rows: int, columns: int, count: int, offsets: Any = None
-) -> list[QTensor]:
-    """QTensors to be written, full of poison; their arrays lie in a few large ones."""
-    device = run.device
-    shape = (rows, columns)
-    scales = scale_shape(fmt, shape, "tcgen")
-    decode: tuple[int, ...] = ()
-    if offsets is not None:
-        groups = offsets.shape[0] - 1
-        scales = (allocated_tiles(rows, groups), scale_k_tiles(columns // fmt.block), 32, 4, 4)
-        decode = (groups,)
-    all_codes = device.full((count, *codes_shape(fmt, shape)), 0xAA, "uint8")
-    all_scales = device.full((count, *scales), 0xAA, "uint8")
-    all_decode = device.full((count, *decode), 1.0, "float32")
-    # [i : i + 1] and reshape: CuPy, PyTorch and NumPy alike give an array even of shape ().
-    return [
-        QTensor.from_parts(
-            all_codes[i],
-            all_scales[i],
-            fmt,
-            shape=shape,
-            decode_scale=all_decode[i : i + 1].reshape(decode),
-            groups=offsets,
-        )
-        for i in range(count)
-    ]
-
-
 # --- measuring ------------------------------------------------------------------------------------
 
 
@@ -162,7 +131,7 @@ def measure(
     shapes: list[DenseShape | GroupedShape] = [*dense, *grouped]
     sizes = [(s.rows * s.columns, buffers(s)) for s in shapes]
     if fused is not None:
-        sizes.append(fused_quantizers.elements(run.options, fused))
+        sizes += fused_quantizers.sizes(run.options, fused)
     pool = Pool.for_sizes(run.device, sizes)
     sink = run.device.full((pool.elements,), 0, "bfloat16")
     for shape in dense:
@@ -188,7 +157,7 @@ def measure_copy(run: Run, rows: int, columns: int, count: int, pool: Pool, sink
     size = rows * columns
     targets = [sink[i * size : (i + 1) * size].reshape(rows, columns) for i in range(count)]
     copy = run.device.copy
-    timing, _ = run.timed([_bound(copy, x, y) for x, y in zip(sources, targets, strict=True)])
+    timing, _ = run.timed([partial(copy, x, y) for x, y in zip(sources, targets, strict=True)])
     if not run.device.equal(sources[-1], targets[-1]):
         raise RuntimeError(f"the copy of {rows} x {columns} gave something else")
     return timing
@@ -203,10 +172,6 @@ def _copy_speed(run: Run, shape: fused_quantizers.Shape, pool: Pool, sink: Any) 
         copy = measure_copy(run, shape.rows, shape.columns, count, pool, sink)
         run.references[key] = 4 * size / copy.median
     return float(run.references[key])
-
-
-def _bound(function: Any, *arguments: Any, **more: Any) -> Any:
-    return lambda: function(*arguments, **more)
 
 
 def _measure_dense(run: Run, shape: DenseShape, pool: Pool, sink: Any) -> None:
@@ -249,12 +214,12 @@ def dense_call(
 ) -> tuple[Timing, str]:
     """Time ``quantize(out=)``, and check it."""
     inputs = pool.cut(rows, columns, count)
-    results = outputs(run, v.fmt, rows, columns, count)
+    results = outputs(run.device, v.fmt, rows, columns, count)
     encode = np.float32(ENCODE) if v.scaled else None
     on_device = None if encode is None else run.device.array(np.asarray(encode))
     timing, replay = run.timed(
         [
-            _bound(api.quantize, x, v.fmt.name, encode_scale=on_device, out=q)
+            partial(api.quantize, x, v.fmt.name, encode_scale=on_device, out=q)
             for x, q in zip(inputs, results, strict=True)
         ]
     )
@@ -328,10 +293,10 @@ def grouped_call(
     if v.scaled:
         encode = np.linspace(400, 600, shape.experts, dtype=np.float32)
     on_device = None if encode is None else run.device.array(encode)
-    results = outputs(run, v.fmt, shape.rows, shape.columns, count, offsets)
+    results = outputs(run.device, v.fmt, shape.rows, shape.columns, count, offsets)
     timing, replay = run.timed(
         [
-            _bound(
+            partial(
                 api.grouped_quantize, x, v.fmt.name,
                 row_offsets=offsets, encode_scale=on_device, out=q,
             )

@@ -20,9 +20,6 @@ if TYPE_CHECKING:
 
 __all__ = ["command"]
 
-#: Dtypes of rows that are multiplied as they are.
-_DTYPES = ("bfloat16", "float16")
-
 
 def _chosen(ctx: click.Context, param: click.Parameter, names: tuple[str, ...]) -> tuple[str, ...]:
     """Canonical names; nothing where none is given."""
@@ -33,12 +30,12 @@ def _chosen_activations(
     ctx: click.Context, param: click.Parameter, names: tuple[str, ...]
 ) -> tuple[str, ...]:
     """Dtypes, or canonical names of formats."""
+    from ..bench.activations import DTYPES
+
     try:
-        return tuple(
-            name if name in _DTYPES else _formats(ctx, param, (name,))[0] for name in names
-        )
+        return tuple(name if name in DTYPES else _formats(ctx, param, (name,))[0] for name in names)
     except click.BadParameter as error:
-        message = f"{' or '.join(_DTYPES)}, or a format: {error.message}"
+        message = f"{' or '.join(DTYPES)}, or a format: {error.message}"
         raise click.BadParameter(message, ctx, param) from error
 
 
