@@ -13,15 +13,17 @@ from typing import TYPE_CHECKING, Any
 from ._lazy import getter
 from .architectures import capability
 from .formats import FORMATS, BlockFormat
+from .kernels.amax import AMAX_FLAT, VECTORS
+from .kernels.amax import SHARED as AMAX_SHARED
+from .kernels.amax import THREADS as AMAX_THREADS
 from .kernels.quantize import AMAX, AMAX_CLEAR, AMAX_FINISH, QUANTIZE
-from .kernels.quantize_stream import QUANTIZE_STREAM
 from .launch import Launch
-from .layouts import TILE_BLOCKS, TILE_BYTES, TILE_ROWS, allocated_tiles
+from .layouts import TILE_BLOCKS, TILE_ROWS, allocated_tiles
+from .plans_stream import FEW_PIECES, stream
 from .tiling import (
     MAX_YZ,
     ONE,
     PIECE,
-    THREADS,
     Launches,
     across,
     at_least_one,
@@ -30,8 +32,9 @@ from .tiling import (
     check_rows,
     expert_limit,
     grid_for,
+    has_dependent_launch,
     index_constants,
-    magic,
+    padded_pieces,
 )
 
 if TYPE_CHECKING:
@@ -78,14 +81,6 @@ _HOMES = {
 
 
 __getattr__ = getter(globals(), _HOMES)
-
-
-def _padded_pieces(fmt: BlockFormat, columns: int, layout: str) -> int:
-    """Pieces of a row, with those of the padding of its last tile."""
-    blocks = columns // fmt.block
-    if layout == "tcgen":
-        blocks = ceil_div(blocks, TILE_BLOCKS) * TILE_BLOCKS
-    return blocks * (fmt.block // PIECE)
 
 
 def _constants(
@@ -149,7 +144,7 @@ def quantize(
         Buffers ``x, codes, scales, encode_scale, decode_scale``.
     """
     fmt = FORMATS[format]
-    pieces = _padded_pieces(fmt, columns, scale_layout)
+    pieces = padded_pieces(fmt, columns, scale_layout)
     all_rows = ceil_div(rows, TILE_ROWS) * TILE_ROWS if scale_layout == "tcgen" else rows
     block = block_for(pieces, all_rows, fmt.block // PIECE)
     grid = at_least_one(grid_for(block, pieces, all_rows, batches))
@@ -168,18 +163,38 @@ def quantize(
             from .plans_tma import quantize_tma
 
             tma = quantize_tma(arch, fmt, constants, args[:6], encode, _TMA, *shape)
-        main = tma or _stream(arch, fmt, constants, args[:6], encode, *shape) or main
+        main = tma or stream(arch, fmt, constants, args[:6], encode, *shape) or main
+    if encode == "row_amax" and not reference:
+        from .plans_ahead import PLAIN, ahead
+
+        main = ahead(arch, fmt, constants | PLAIN, encode, *shape) or main
     if encode != "amax":
         return (main,)
-    block = block_for(columns // PIECE, rows)
-    x, y, z = grid_for(block, ceil_div(columns, PIECE * 4), rows, batches)
-    grid = at_least_one((min(1024, x), min(64, y), min(64, z)))
-    search = Launch(
-        AMAX.program(INPUT=dtype, ALIGNED=aligned), grid, block, 0, ("x", "decode_scale", *shape)
-    )
+    itemsize = 4 if dtype == "float32" else 2
+    no_gaps = row_stride == columns and (batches == 1 or batch_stride == rows * columns)
+    vectors = batches * rows * columns * itemsize // 16
+    if aligned and no_gaps and 0 < vectors and not reference:
+        blocks = ceil_div(vectors, AMAX_THREADS * VECTORS)
+        find = Launch(
+            AMAX_FLAT.program(INPUT=dtype),
+            (blocks, 1, 1),
+            (AMAX_THREADS, 1, 1),
+            AMAX_SHARED,
+            ("x", "decode_scale", vectors),
+        )
+    else:
+        block = block_for(columns // PIECE, rows)
+        x, y, z = grid_for(block, ceil_div(columns, PIECE * 4), rows, batches)
+        find = Launch(
+            AMAX.program(INPUT=dtype, ALIGNED=aligned),
+            at_least_one((min(1024, x), min(64, y), min(64, z))),
+            block,
+            0,
+            ("x", "decode_scale", *shape),
+        )
     return (
         Launch(AMAX_CLEAR.program(), ONE, ONE, 0, ("decode_scale",)),
-        search,
+        find,
         main,
         Launch(AMAX_FINISH.program(), ONE, ONE, 0, ("decode_scale",)),
     )
@@ -190,69 +205,8 @@ _ENOUGH_BLOCKS = 6000
 #: Pieces of 16 elements that are worth a block of the grouped quantiser, which must find its rows.
 _ENOUGH_PIECES = 256
 
-#: Pieces of 16 elements up to which one a thread is faster than two: more threads at once.
-_FEW_PIECES = 400_000
 #: Pieces up to which a grouped call has blocks of a few rows (``kernels.grouped_rows``).
 _FEW_GROUPED_PIECES = 2_000_000
-
-
-def _stream(
-    arch: str,
-    fmt: BlockFormat,
-    constants: dict[str, Any],
-    buffers: tuple[str | float, ...],
-    encode: str,
-    rows: int,
-    columns: int,
-    batches: int,
-    row_stride: int,
-    batch_stride: int,
-) -> Launch | None:
-    """The quantiser at memory speed, where it takes this shape."""
-    itemsize = 4 if constants["INPUT"] == "float32" else 2
-    tcgen = constants["LAYOUT"] == "tcgen"
-    pieces = columns // PIECE
-    all_pieces = _padded_pieces(fmt, columns, constants["LAYOUT"])
-    all_rows = ceil_div(rows, TILE_ROWS if tcgen else 8) * (TILE_ROWS if tcgen else 8)
-    few = all_rows * all_pieces * batches <= _FEW_PIECES
-    threads_rows = 1 if few else 2
-    lines = all_rows // threads_rows
-    if not (
-        0 < rows < 1 << 31
-        and 1 < all_pieces
-        and lines * all_pieces < 1 << 31
-        and 0 < batches <= MAX_YZ
-        and 0 <= row_stride * itemsize < 1 << 32
-    ):
-        return None
-    multiplier, shift = magic(all_pieces)
-    across = all_pieces * PIECE // fmt.block  # blocks of a row
-    codes_row = columns // fmt.codes_per_byte
-    scales_row = across // TILE_BLOCKS * TILE_BYTES if tcgen else across
-    scales_matrix = all_rows // TILE_ROWS * scales_row if tcgen else rows * across
-    wide = itemsize == 4
-    resident = 8 if wide else 16 if few else 10 if fmt.scale == "e4m3" else 12
-    program = QUANTIZE_STREAM.program(
-        **constants,
-        ENCODE=encode,
-        ROWS=threads_rows,
-        STACK=batches > 1,
-        BLOCKS_PER_SM=resident,
-    )
-    sizes = (
-        *(rows, pieces, all_pieces, lines, multiplier, shift),
-        *(row_stride * itemsize, batch_stride * itemsize),
-        *(codes_row, rows * codes_row, scales_row, scales_matrix),
-    )
-    grid = (ceil_div(lines * all_pieces, THREADS), 1, batches)
-    return Launch(
-        program,
-        grid,
-        (THREADS, 1, 1),
-        0,
-        (*buffers, *sizes),
-        programmatic=_has_dependent_launch(arch),
-    )
 
 
 #: How a quantiser by tensor copies is run, of ``plans_tma.WAYS`` or, the grouped one, of
@@ -314,7 +268,7 @@ def grouped_quantize(
     """
     fmt = FORMATS[format]
     check_rows(rows)
-    pieces = _padded_pieces(fmt, columns, scale_layout)
+    pieces = padded_pieces(fmt, columns, scale_layout)
     block = block_for(pieces, TILE_ROWS, fmt.block // PIECE)
     down = max(allocated_tiles(rows, groups), tiles or 0, min(groups, 1))
     beside = 1 if encode == "row_amax" else across(down, ceil_div(pieces, block[0]))
@@ -367,7 +321,7 @@ def _grouped_stream(
     tcgen = constants["LAYOUT"] == "tcgen"
     down = allocated_tiles(rows, groups)
     pieces = columns // PIECE
-    all_pieces = _padded_pieces(fmt, columns, constants["LAYOUT"])
+    all_pieces = padded_pieces(fmt, columns, constants["LAYOUT"])
     chunks = ceil_div(pieces, 64)
     split = 1
     enough = min(_ENOUGH_BLOCKS, rows * pieces // _ENOUGH_PIECES)
@@ -396,7 +350,7 @@ def _grouped_stream(
         (128, 1, 1),
         0,
         (*buffers, *facts, *sizes),
-        programmatic=_has_dependent_launch(arch),
+        programmatic=has_dependent_launch(arch),
     )
 
 
@@ -416,7 +370,7 @@ def _grouped_rows(
 
     _, rows, groups, _ = facts
     pieces = columns // PIECE
-    threads_pieces = 1 if rows * pieces <= _FEW_PIECES else 2
+    threads_pieces = 1 if rows * pieces <= FEW_PIECES else 2
     down = max(ceil_div(rows, 2 * threads_pieces), tiles)
     if not (
         constants["LAYOUT"] == "tcgen"
@@ -428,7 +382,7 @@ def _grouped_rows(
         and 0 <= row_bytes < 1 << 32
     ):
         return None
-    all_pieces = _padded_pieces(fmt, columns, "tcgen")
+    all_pieces = padded_pieces(fmt, columns, "tcgen")
     across = all_pieces * PIECE // fmt.block // TILE_BLOCKS
     # As many as have the registers that they need.
     resident = 12 if threads_pieces == 1 else 10
@@ -452,10 +406,5 @@ def _grouped_rows(
         (128, 1, 1),
         0,
         (*args[:6], *args[7:10], *facts, *sizes),
-        programmatic=_has_dependent_launch(arch),
+        programmatic=has_dependent_launch(arch),
     )
-
-
-def _has_dependent_launch(arch: str) -> bool:
-    """Whether kernels may start before the ones they depend on have ended (sm_90 on)."""
-    return capability(arch)[0] >= 9

@@ -12,6 +12,7 @@ from .kernels.fused_rows import ROW_STATE
 from .kernels.quantize import AMAX_CLEAR, AMAX_FINISH
 from .launch import Launch
 from .layouts import TILE_BLOCKS, TILE_BYTES, TILE_ROWS, allocated_tiles
+from .plans_ahead import ahead
 from .tiling import (
     MAX_X,
     MAX_YZ,
@@ -23,6 +24,7 @@ from .tiling import (
     check_rows,
     expert_limit,
     index_constants,
+    padded_pieces,
 )
 
 __all__ = ["fused_quantize", "grouped_fused_quantize"]
@@ -110,8 +112,16 @@ def fused_quantize(
         "RANGES": False,
         "COUNTS": counts_dtype or "none",
     }
-    matrix = (rows, columns, batches, row_stride, batch_stride)
-    common = (format, dtype, matrix, eps)
+    shape = (rows, columns, batches, row_stride, batch_stride)
+    if residual == "none":
+        made = {
+            **_constants(front, format, dtype, scale_rounding, aligned),
+            **{"LAYOUT": scale_layout, "HALVES": halves, "WEIGHT": weight, "HIDDEN": hidden},
+        }
+        one = ahead(arch, FORMATS[format], made, encode, *shape, counts_dtype, eps)
+        if one is not None:
+            return (one,)
+    common = (format, dtype, shape, eps)
     # Between the maximum and what becomes of it, nothing starts early.
     early = capability(arch)[0] >= 9 and encode != "amax"
     own = {**options, "RESIDUAL": residual, "HIDDEN": hidden}
@@ -291,10 +301,7 @@ def _plan_rows(
     options: dict[str, Any], format: str, columns: int, layout: str, encode: str
 ) -> _RowPlan:
     fmt = FORMATS[format]
-    blocks = columns // fmt.block
-    if layout == "tcgen":
-        blocks = ceil_div(blocks, TILE_BLOCKS) * TILE_BLOCKS
-    pieces = blocks * fmt.block // PIECE
+    pieces = padded_pieces(fmt, columns, layout)
     itemsize = 4 if options["INPUT"] == "float32" else 2
     waits = options["FRONT"] == "rms" or encode == "row_amax"
     words = 4 * itemsize * (1 if options["RESIDUAL"] == "none" else 2)

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+from .architectures import capability
 from .errors import UnsupportedError
+from .formats import BlockFormat
 from .launch import Launch
+from .layouts import TILE_BLOCKS
 
 __all__ = [
     "MAX_X",
@@ -20,8 +23,10 @@ __all__ = [
     "check_rows",
     "expert_limit",
     "grid_for",
+    "has_dependent_launch",
     "index_constants",
     "magic",
+    "padded_pieces",
     "power_of_two",
 ]
 
@@ -118,3 +123,16 @@ def magic(divisor: int) -> tuple[int, int]:
         if factor < 1 << 32 and (factor * divisor - (1 << 32 + shift)) << 31 < 1 << 32 + shift:
             return factor, shift
     raise ValueError(f"no multiplier for division by {divisor}")
+
+
+def padded_pieces(fmt: BlockFormat, columns: int, layout: str) -> int:
+    """Pieces of a row, with those of the padding of its last tile."""
+    blocks = columns // fmt.block
+    if layout == "tcgen":
+        blocks = ceil_div(blocks, TILE_BLOCKS) * TILE_BLOCKS
+    return blocks * (fmt.block // PIECE)
+
+
+def has_dependent_launch(arch: str) -> bool:
+    """Whether kernels may start before the ones they depend on have ended (sm_90 on)."""
+    return capability(arch)[0] >= 9

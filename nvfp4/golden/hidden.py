@@ -132,17 +132,19 @@ def swiglu(gate_up: np.ndarray, *, halves: str = "split", kind: str = "silu") ->
 
 def _gated(gate: np.ndarray, up: np.ndarray, kind: _Kind, short: bool) -> np.ndarray:
     gate = np.minimum(np.maximum(gate, kind.low), kind.high)
-    sigmoid = _sigmoid(np.fmin(gate, _FLAT), kind, short)
+    reciprocal = _scaled_sigmoid(np.fmin(gate, _FLAT), kind, short)
     if kind.limit is not None:
         up = np.minimum(np.maximum(up, -kind.limit), kind.limit)
-    if kind.shift is not None:
-        up = up + kind.shift
-    result: np.ndarray = (gate * sigmoid) * up
+    if kind.shift is None:
+        result: np.ndarray = (gate * (reciprocal * _SCALE)) * up
+    else:
+        # The scale goes to the other factor: one operation for it and the shift.
+        result = (gate * reciprocal) * fma(up, _SCALE, kind.shift * _SCALE)
     return result
 
 
-def _sigmoid(x: np.ndarray, kind: _Kind, short: bool) -> np.ndarray:
-    """1 / (1 + 2^(factor * x)): 2^-64 of numerator and denominator, so that nothing overflows."""
+def _scaled_sigmoid(x: np.ndarray, kind: _Kind, short: bool) -> np.ndarray:
+    """2^64 / (1 + 2^(factor * x)), of numbers that do not overflow."""
     shifted = fma(x, kind.factor, _MAGIC)
     whole = shifted - _MAGIC
     fraction = fma(x, kind.factor, -whole)
@@ -155,8 +157,7 @@ def _sigmoid(x: np.ndarray, kind: _Kind, short: bool) -> np.ndarray:
     power = fma(power, fraction, _F32(1))
     # The low bits of `shifted` are n - 64: added to the exponent.
     patterns = power.view(np.uint32) + (shifted.view(np.uint32) << np.uint32(23))
-    reciprocal = _F32(1) / (patterns.view(np.float32) + _SCALE)
-    result: np.ndarray = reciprocal * _SCALE
+    result: np.ndarray = _F32(1) / (patterns.view(np.float32) + _SCALE)
     return result
 
 

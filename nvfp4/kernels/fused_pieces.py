@@ -130,20 +130,19 @@ def store_scale(scales, row_at, piece, sizes, byte, stored):
         st_global_u8_if(scales, place, byte, mine & (piece < sizes[1]))
 
 
-def finish_live(a, b, c, r, outputs, places, piece, sizes, stored):
-    """Quantise a piece of a row that has an input, and store h; beyond the last, a scale of 0.
-
-    c = RN(g * RN(1/6)) and r = RN(1/g) for the encode scale g; `stored`: the row has scales.
-    """
-    real = piece < sizes[0]
-    if HIDDEN:
-        if real:
-            store_piece(outputs[1], places[2] + piece * piece_bytes(), a, b)
-    codes = outputs[2]
-    at = places[3] + code_bytes(piece << 4)
-    amax = amax_if(a, b, True, piece, sizes)
+def amax_of_block(a, b, real):
+    """Largest magnitude of the block that a piece belongs to; a piece that is not `real` has 0."""
+    amax = select_f32(real, amax_piece(a, b), ZERO)
     if SCALE == "e8m0":
         amax = max_nan_f32(amax, shfl_xor_f32(WARP, amax, 1))
+    return amax
+
+
+def store_quantised(a, b, amax, c, r, codes, at, real):
+    """Store the codes of a piece where it is `real`, else nothing; the scale byte of its block.
+
+    amax: of the block; c = RN(g * RN(1/6)) and r = RN(1/g) for the encode scale g.
+    """
     if ELEMENT == "e2m1":
         byte, q, holds = quick_scale(amax, c, r)
         if holds & usual_factor(c):
@@ -163,6 +162,21 @@ def finish_live(a, b, c, r, outputs, places, piece, sizes, stored):
         byte, q = block_scale(amax, c, r)
         if real:
             store_codes(codes, at, widen(a), widen(b), q)
+    return byte
+
+
+def finish_live(a, b, c, r, outputs, places, piece, sizes, stored):
+    """Quantise a piece of a row that has an input, and store h; beyond the last, a scale of 0.
+
+    c and r as in ``store_quantised``; `stored`: the row has scales.
+    """
+    real = piece < sizes[0]
+    if HIDDEN:
+        if real:
+            store_piece(outputs[1], places[2] + piece * piece_bytes(), a, b)
+    amax = amax_of_block(a, b, real)
+    at = places[3] + code_bytes(piece << 4)
+    byte = store_quantised(a, b, amax, c, r, outputs[2], at, real)
     store_scale(outputs[3], places[4], piece, sizes, byte, stored)
 
 

@@ -152,11 +152,16 @@ def chunk_sum(state, groups):
     return sum_of_lanes(total)
 
 
+def root_of_mean(total, pieces, eps):
+    """1 / sqrt(total / columns + eps)."""
+    mean = div_rn(total, np.float32(pieces << 4))
+    return rcp_rn(sqrt_rn(add_rn(mean, eps)))
+
+
 def keep_inverse(state, total, sizes, eps):
-    """Keep 1 / sqrt(total / columns + eps)."""
+    """Keep the factor of the norm."""
     if cuda.threadIdx.x == 0:
-        mean = div_rn(total, np.float32(sizes[0] << 4))
-        st_shared_f32(add_u32(state, INVERSE), rcp_rn(sqrt_rn(add_rn(mean, eps))))
+        st_shared_f32(add_u32(state, INVERSE), root_of_mean(total, sizes[0], eps))
 
 
 def inverse_of_row(state, sizes, eps):

@@ -13,6 +13,7 @@ from __future__ import annotations
 import numpy as np
 
 from ..ptx.arith import (
+    abs_f32,
     add_rn,
     add_u32,
     fma_rn,
@@ -24,7 +25,15 @@ from ..ptx.arith import (
     shr_u32,
     sub_rn,
 )
-from ..ptx.bits import bf16x2_of_f32, f16x2_of_f32, float_as_uint, pack_u16, uint_as_float
+from ..ptx.bits import (
+    bf16x2_of_f32,
+    f16x2_of_f32,
+    f32_of_bf16,
+    f32_of_f16,
+    float_as_uint,
+    pack_u16,
+    uint_as_float,
+)
 from ..ptx.memory import (
     ld_global_f32,
     ld_global_u16,
@@ -34,6 +43,8 @@ from ..ptx.memory import (
     st_global_v4_u32,
 )
 from ..ptx.packed import (
+    amax_bf16x2,
+    amax_f16x2,
     max_nan_bf16x2,
     max_nan_f16x2,
     min_nan_bf16x2,
@@ -41,7 +52,7 @@ from ..ptx.packed import (
 )
 from ..ptx.scaled import rcp_rn_normal
 from .elements import ZEROS
-from .stream import load_half_piece, widen
+from .stream import amax_piece, load_half_piece, widen
 
 INPUT = "bfloat16"
 ALIGNED = True
@@ -53,6 +64,7 @@ ZERO = np.float32(0.0)
 ONE = np.float32(1.0)
 MAGIC = np.float32(1.5 * 2**23 - 64)
 SCALE_DOWN = np.float32(2.0**-64)
+USUAL, USUAL_MAGIC = np.float32(68.0), np.float32(1.5 * 2**23)
 
 # -alpha * log2(e), in two parts; and the bounds of the gate and of up.
 SILU, SILU_REST = np.float32(-1.4426950216293335), np.float32(-1.925963033500011e-08)
@@ -225,16 +237,19 @@ def power_of_two(f):
     return fma_rn(p, f, ONE)
 
 
-def sigmoid(x, factor, rest):
-    """1 / (1 + 2^(factor * x)), 2^-64 of both so that nothing overflows."""
-    shifted = fma_rn(x, factor, MAGIC)
-    fraction = fma_rn(x, factor, sub_rn(MAGIC, shifted))
+def scaled_sigmoid(x, factor, rest, magic, one):
+    """1 / (1 + 2^(factor * x)) / one: a power of two keeps both from overflowing.
+
+    The low bits of `magic` and the exponent of `one` go together.
+    """
+    shifted = fma_rn(x, factor, magic)
+    fraction = fma_rn(x, factor, sub_rn(magic, shifted))
     if INPUT == "float32":
         fraction = fma_rn(x, rest, fraction)
     power = float_as_uint(power_of_two(fraction))
-    # The low bits of `shifted` are n - 64: added to the exponent.
+    # The low bits of `shifted` are added to the exponent.
     scaled = uint_as_float(add_u32(power, shl_u32(float_as_uint(shifted), 23)))
-    return mul_rn(rcp_rn_normal(add_rn(scaled, SCALE_DOWN)), SCALE_DOWN)
+    return rcp_rn_normal(add_rn(scaled, one))
 
 
 def bounded(raw, bf16_low, bf16_high, f16_low, f16_high):
@@ -306,15 +321,37 @@ def gated(gate, up):
         if INPUT == "float32":
             gate = min_nan_f32(max_nan_f32(gate, OSS_LOW), OSS_LIMIT)
             up = min_nan_f32(max_nan_f32(up, OSS_LOW_UP), OSS_LIMIT)
-        return mul_rn(mul_rn(gate, sigmoid(gate, OSS, OSS_REST)), add_rn(up, ONE))
+        sigmoid = scaled_sigmoid(gate, OSS, OSS_REST, MAGIC, SCALE_DOWN)
+        return mul_rn(mul_rn(gate, sigmoid), fma_rn(up, SCALE_DOWN, SCALE_DOWN))
     else:
         if INPUT == "float32":
             gate = max_nan_f32(gate, SILU_LOW)
-        return mul_rn(mul_rn(gate, sigmoid(min_f32(gate, SILU_FLAT), SILU, SILU_REST)), up)
+        sigmoid = scaled_sigmoid(min_f32(gate, SILU_FLAT), SILU, SILU_REST, MAGIC, SCALE_DOWN)
+        return mul_rn(mul_rn(gate, mul_rn(sigmoid, SCALE_DOWN)), up)
 
 
-def gated8(g, u):
-    """Eight hidden values, rounded."""
+def gated_usual(gate, up):
+    """One hidden value of "silu" for |gate| <= 68: the same number without bounds and scaling."""
+    sigmoid = scaled_sigmoid(gate, SILU, SILU_REST, USUAL_MAGIC, ONE)
+    return mul_rn(mul_rn(gate, sigmoid), up)
+
+
+def gates_and_ups(a, b):
+    """Eight gates and eight ups, of gates and ups, or of 16 elements in which they alternate."""
+    v = widen(a)
+    w = widen(b)
+    if HALVES == "split":
+        return v, w
+    else:
+        return (
+            (v[0], v[2], v[4], v[6], w[0], w[2], w[4], w[6]),
+            (v[1], v[3], v[5], v[7], w[1], w[3], w[5], w[7]),
+        )
+
+
+def gated_half(a, b):
+    """Eight hidden values of gates `a` and ups `b`, or of 16 elements in which they alternate."""
+    g, u = gates_and_ups(bounded_gates(a), bounded_ups(b))
     return rounded(
         (
             gated(g[0], u[0]),
@@ -329,17 +366,60 @@ def gated8(g, u):
     )
 
 
-def gated_half(a, b):
-    """Eight hidden values of gates `a` and ups `b`, or of 16 elements in which they alternate."""
-    v = widen(bounded_gates(a))
-    w = widen(bounded_ups(b))
-    if HALVES == "split":
-        return gated8(v, w)
-    else:
-        return gated8(
-            (v[0], v[2], v[4], v[6], w[0], w[2], w[4], w[6]),
-            (v[1], v[3], v[5], v[7], w[1], w[3], w[5], w[7]),
+def gated_usual_half(a, b):
+    """The same where ``usual_gates`` says so."""
+    g, u = gates_and_ups(a, b)
+    return rounded(
+        (
+            gated_usual(g[0], u[0]),
+            gated_usual(g[1], u[1]),
+            gated_usual(g[2], u[2]),
+            gated_usual(g[3], u[3]),
+            gated_usual(g[4], u[4]),
+            gated_usual(g[5], u[5]),
+            gated_usual(g[6], u[6]),
+            gated_usual(g[7], u[7]),
         )
+    )
+
+
+def usual_gates(a, b, c, d):
+    """Whether all gates of a piece are at most 68, so that nothing overflows; none is NaN."""
+    if HALVES == "split":
+        return amax_piece(a, c) <= USUAL
+    elif INPUT == "bfloat16":
+        m = amax_bf16x2(largest_words_bf16(a, b), largest_words_bf16(c, d))
+        return abs_f32(f32_of_bf16(m)) <= USUAL
+    else:
+        m = amax_f16x2(largest_words_f16(a, b), largest_words_f16(c, d))
+        return abs_f32(f32_of_f16(m)) <= USUAL
+
+
+def largest_words_bf16(a, b):
+    """Largest magnitudes, of any sign, of the low and of the high halves of eight words."""
+    return amax_bf16x2(
+        amax_bf16x2(amax_bf16x2(a[0], a[1]), amax_bf16x2(a[2], a[3])),
+        amax_bf16x2(amax_bf16x2(b[0], b[1]), amax_bf16x2(b[2], b[3])),
+    )
+
+
+def largest_words_f16(a, b):
+    """The same of float16."""
+    return amax_f16x2(
+        amax_f16x2(amax_f16x2(a[0], a[1]), amax_f16x2(a[2], a[3])),
+        amax_f16x2(amax_f16x2(b[0], b[1]), amax_f16x2(b[2], b[3])),
+    )
+
+
+def gated_halves(a, b, c, d):
+    """A piece of hidden values: of gates and ups by turns, in fours of eight elements."""
+    if FRONT == "silu" and INPUT != "float32":
+        if usual_gates(a, b, c, d):
+            return gated_usual_half(a, b), gated_usual_half(c, d)
+        else:
+            return gated_half(a, b), gated_half(c, d)
+    else:
+        return gated_half(a, b), gated_half(c, d)
 
 
 def gated_piece(x, row_at, piece, columns):
@@ -358,7 +438,7 @@ def gated_piece(x, row_at, piece, columns):
         b = load_half(x, at + half)
         c = load_half(x, at + 2 * half)
         d = load_half(x, at + 3 * half)
-    return gated_half(a, b), gated_half(c, d)
+    return gated_halves(a, b, c, d)
 
 
 # Norms -------------------------------------------------------------------------------------------

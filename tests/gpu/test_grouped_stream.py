@@ -19,5 +19,5 @@ def test_calls_behind_each_other_give_the_golden_bytes(
     for name, value in WAYS[way].items():
         monkeypatch.setattr(plans, name, value)
     if way == "a piece a thread":
-        monkeypatch.setattr(plans, "_FEW_PIECES", 1 << 30)
+        monkeypatch.setattr(plans, "FEW_PIECES", 1 << 30)
     calls_behind_each_other(cupy, "", 5)

@@ -11,7 +11,8 @@ import numpy as np
 import pytest
 
 import nvfp4
-from nvfp4 import plans, plans_fused
+from nvfp4 import plans, plans_ahead, plans_fused
+from nvfp4.api import dense
 from nvfp4.formats import FORMATS
 
 DTYPES = {"bfloat16": ml_dtypes.bfloat16, "float16": np.float16, "float32": np.float32}
@@ -63,14 +64,25 @@ def check(call: Callable[[], Any], **machine: Any) -> None:
     assert_same(got, expected)
 
 
-@pytest.fixture
-def fresh_plans() -> Iterator[None]:
-    """Plans made anew, before and after a test that changes how they are made."""
-    for plan in (plans_fused.fused_quantize, plans_fused.grouped_fused_quantize):
+def forget_plans() -> None:
+    """Let every plan be made anew."""
+    for plan in (plans_fused.fused_quantize, plans_fused.grouped_fused_quantize, plans.quantize):
         plan.cache_clear()
-    yield
-    for plan in (plans_fused.fused_quantize, plans_fused.grouped_fused_quantize):
-        plan.cache_clear()
+    dense._dense_call.cache_clear()
+
+
+@pytest.fixture(params=["a row a block", "a row ahead"], autouse=True)
+def way(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:
+    """Whether dense calls take ``kernels.fused_ahead``, however small they are, or never."""
+    enough = 0 if request.param == "a row ahead" else 1 << 62
+    monkeypatch.setattr(plans_ahead, "_ENOUGH", dict.fromkeys(plans_ahead._ENOUGH, enough))
+    forget_plans()
+    yield request.param
+    forget_plans()
+
+
+#: For tests that change how a block's rows are divided, and for calls that have one way.
+A_ROW_A_BLOCK = pytest.mark.parametrize("way", ["a row a block"], indirect=True)
 
 
 @pytest.mark.parametrize("layout", ["tcgen", "linear"])
@@ -105,10 +117,11 @@ def test_every_special_value_meets_every_other_one(kind: str, halves: str, dtype
     )
 
 
+@A_ROW_A_BLOCK
 @pytest.mark.parametrize("per", [1, 2, 3, 4])
 @pytest.mark.parametrize("columns", [2880, 4096 + 64])
 def test_a_norm_has_one_value_however_many_threads_share_a_row(
-    columns: int, per: int, monkeypatch: pytest.MonkeyPatch, fresh_plans: None
+    columns: int, per: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(plans_fused, "_split", lambda pieces, most, work: (per, per))
     x, weight = data(1, columns), data(columns, seed=1, special=False)
@@ -116,15 +129,12 @@ def test_a_norm_has_one_value_however_many_threads_share_a_row(
     check(lambda: nvfp4.rmsnorm_quantize(x, weight, EPS, "nvfp4", **options))
 
 
+@A_ROW_A_BLOCK
 @pytest.mark.parametrize("held", [1 << 20, 0])
 @pytest.mark.parametrize("encode", [None, "row_amax"])
 @pytest.mark.parametrize("residual", [False, True])
 def test_a_long_row_waits_in_shared_memory_or_is_read_twice(
-    residual: bool,
-    encode: str | None,
-    held: int,
-    monkeypatch: pytest.MonkeyPatch,
-    fresh_plans: None,
+    residual: bool, encode: str | None, held: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Rows of two chunks, and threads that do not divide a chunk."""
     monkeypatch.setattr(plans_fused, "_MOST_HELD", held)
@@ -224,6 +234,7 @@ INDICES = np.random.default_rng(3).integers(-2, 12, 42)
 IDS = np.array([2, 0, -1, 1])
 
 
+@A_ROW_A_BLOCK
 @pytest.mark.parametrize("layout", ["tcgen", "linear"])
 @pytest.mark.parametrize(
     "encode", [None, np.array([0.5, 2.0, 3.0], np.float32), "row_amax", "row"], ids=str
@@ -252,6 +263,7 @@ def test_ranges(front: str, encode: Any, layout: str) -> None:
     check(call)
 
 
+@A_ROW_A_BLOCK
 @pytest.mark.parametrize("format", ["nvfp4", "mxfp4", "mxfp8"])
 def test_ranges_may_say_where_their_tiles_begin(format: str) -> None:
     x = data(12, 256)
@@ -306,6 +318,7 @@ def test_rows_may_lie_apart_and_anywhere(format: str, dtype: str) -> None:
     check(lambda: nvfp4.swiglu_quantize(every_other, format, **options))
 
 
+@A_ROW_A_BLOCK
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("in_place", [False, True])
 def test_a_residual_may_be_replaced_by_the_sum(in_place: bool, dtype: str) -> None:
@@ -324,6 +337,7 @@ def test_a_residual_may_be_replaced_by_the_sum(in_place: bool, dtype: str) -> No
     check(call)
 
 
+@A_ROW_A_BLOCK
 @pytest.mark.parametrize("encode", ["amax", "row_amax"])
 def test_a_residual_is_added_once_though_the_maximum_is_found_first(encode: str) -> None:
     x, weight = data(4, 96, special=False), np.ones(96, np.float32)
@@ -363,8 +377,9 @@ def test_rows_of_the_input_may_go_backwards() -> None:
     check(lambda: nvfp4.swiglu_quantize(x[0], "mxfp4", row_offsets=offsets, **options))
 
 
+@A_ROW_A_BLOCK
 def test_rows_and_strides_of_four_gigabytes_have_wide_arithmetic(
-    monkeypatch: pytest.MonkeyPatch, fresh_plans: None
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     facts: Any = {
         "front": "silu", "format": "nvfp4", "dtype": "bfloat16", "columns": 64, "batches": 1,

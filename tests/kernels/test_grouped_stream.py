@@ -68,7 +68,7 @@ WAYS = {
     "whole tiles": {"_FEW_GROUPED_PIECES": 0, "_ENOUGH_BLOCKS": 0},
     "shared tiles": {"_FEW_GROUPED_PIECES": 0, "_ENOUGH_BLOCKS": 1 << 30},
     "a piece a thread": {},
-    "two pieces a thread": {"_FEW_PIECES": 0},
+    "two pieces a thread": {"FEW_PIECES": 0},
 }
 
 

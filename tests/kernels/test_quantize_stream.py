@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 import nvfp4
-from nvfp4 import plans, tiling
+from nvfp4 import plans, plans_stream, tiling
 from nvfp4.api import dense
 from nvfp4.arrays import as_array
 from nvfp4.formats import FORMATS
@@ -95,7 +95,7 @@ def forget() -> None:
 def test_bytes_are_the_golden_ones(
     format: str, dtype: str, layout: str, rows_a_thread: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(plans, "_FEW_PIECES", 1 << 30 if rows_a_thread == 1 else 0)
+    monkeypatch.setattr(plans_stream, "FEW_PIECES", 1 << 30 if rows_a_thread == 1 else 0)
     x = data(5, 96, dtype)
     expected = nvfp4.quantize(x, format, scale_layout=layout)
     with nvfp4.simulate():
@@ -125,7 +125,7 @@ def test_encode_scales_keep_their_bytes(encode: float | str) -> None:
 def test_encode_scales_in_memory_that_no_host_has_checked_count_as_one(
     format: str, g: float, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(plans, "_FEW_PIECES", 0)
+    monkeypatch.setattr(plans_stream, "FEW_PIECES", 0)
     x = data(66, 64, "bfloat16", seed=5)
     usable = np.isfinite(g) and g >= 2.0**-126
     expected = nvfp4.quantize(x, format, encode_scale=np.float32(g if usable else 1.0))
