@@ -13,10 +13,7 @@ from typing import TYPE_CHECKING, Any
 from ._lazy import getter
 from .architectures import capability
 from .formats import FORMATS, BlockFormat
-from .kernels.amax import AMAX_FLAT, VECTORS
-from .kernels.amax import SHARED as AMAX_SHARED
-from .kernels.amax import THREADS as AMAX_THREADS
-from .kernels.quantize import AMAX, AMAX_CLEAR, AMAX_FINISH, QUANTIZE
+from .kernels.quantize import AMAX_CLEAR, AMAX_FINISH, QUANTIZE
 from .launch import Launch
 from .layouts import TILE_BLOCKS, TILE_ROWS, allocated_tiles
 from .plans_stream import FEW_PIECES, stream
@@ -170,28 +167,9 @@ def quantize(
         main = ahead(arch, fmt, constants | PLAIN, encode, *shape) or main
     if encode != "amax":
         return (main,)
-    itemsize = 4 if dtype == "float32" else 2
-    no_gaps = row_stride == columns and (batches == 1 or batch_stride == rows * columns)
-    vectors = batches * rows * columns * itemsize // 16
-    if aligned and no_gaps and 0 < vectors and not reference:
-        blocks = ceil_div(vectors, AMAX_THREADS * VECTORS)
-        find = Launch(
-            AMAX_FLAT.program(INPUT=dtype),
-            (blocks, 1, 1),
-            (AMAX_THREADS, 1, 1),
-            AMAX_SHARED,
-            ("x", "decode_scale", vectors),
-        )
-    else:
-        block = block_for(columns // PIECE, rows)
-        x, y, z = grid_for(block, ceil_div(columns, PIECE * 4), rows, batches)
-        find = Launch(
-            AMAX.program(INPUT=dtype, ALIGNED=aligned),
-            at_least_one((min(1024, x), min(64, y), min(64, z))),
-            block,
-            0,
-            ("x", "decode_scale", *shape),
-        )
+    from .plans_amax import search
+
+    find = search(dtype, *shape, aligned=aligned, reference=reference)
     return (
         Launch(AMAX_CLEAR.program(), ONE, ONE, 0, ("decode_scale",)),
         find,

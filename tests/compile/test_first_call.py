@@ -116,7 +116,7 @@ def test_the_first_quantiser_imports_nothing_that_belongs_to_other_calls(
     # for amax, which are planned in one place.
     sources = {source.__module__.removeprefix("nvfp4.kernels.") for source in program.sources()}
     assert found.below("kernels.") <= sources | {"quantize", "warps"}
-    assert found.plans == {"plans"}
+    assert found.plans == {"plans", "plans_stream"}
     assert found.below("api.") == {"dense"}
     assert not found.ours & {"golden", "sim", "tensor_maps", "tuning"}
     assert not found.ours & {"ptx.tensor_map", "ptx.mma", "ptx.wgmma", "ptx.tcgen05"}
@@ -129,7 +129,8 @@ def test_the_first_product_imports_kernels_of_its_own_card_alone() -> None:
     for found in (prepared, plain):
         assert "numba" not in found.modules
         assert found.below("api.") == {"dense", "products", "rows"}
-        assert found.plans == {"plans", "plans_products", "plans_prepared", "plans_sm90"}
+        products = {"plans_products", "plans_prepared", "plans_sm90"}
+        assert found.plans == {"plans", "plans_stream"} | products
         blackwell = ("matmul_sm100", "matmul_sm120", "sm100_", "scaled_tiles")
         assert [name for name in found.below("kernels.") if name.startswith(blackwell)] == []
     assert "matmul_sm80" not in prepared.below("kernels.")

@@ -170,7 +170,7 @@ def test_aligned_arrays_take_this_kernel_and_others_the_plain_one() -> None:
     }
     assert used_kernels(**facts, aligned=True) == ["quantize_stream"]
     assert used_kernels(**facts, aligned=False) == ["quantize"]
-    assert used_kernels(**{**facts, "encode": "row_amax"}, aligned=True) == ["quantize"]
+    assert used_kernels(**{**facts, "encode": "row_amax"}, aligned=True) == ["fused_ahead_quantize"]
 
 
 @pytest.mark.parametrize("divisor", [2, 3, 7, 180, 448, 1000003, 2**30 + 1])
