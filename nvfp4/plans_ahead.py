@@ -25,8 +25,8 @@ _PIECES = 1024
 _UNIT = 4
 #: Shared memory of a block and of a multiprocessor, where a kernel that fits runs from 9.0 on.
 _BLOCK_SHARED, _SHARED = 227 * 1024, 228 * 1024
-#: Threads that there must be, by what becomes of the input: for fewer, ``fused``, with a row a
-#: block, is faster. Measured on an H200.
+#: Threads that there must be, of blocks with rows to the full, by what becomes of the input: for
+#: fewer, ``fused``, with a row a block, is faster. Measured on an H200.
 _ENOUGH = {"plain": 0, "rms": 90_000, "silu": 200_000, "gpt-oss": 200_000}
 
 
@@ -83,7 +83,7 @@ def ahead(
     resident = max(1, min(32, most, _SHARED // (shared + 1024)))
     tiles = ceil_div(rows, TILE_ROWS)
     units = tiles * (TILE_ROWS // _UNIT) if tcgen else ceil_div(rows, _UNIT)
-    if units * batches * threads < _ENOUGH[constants["FRONT"]]:
+    if ceil_div(rows, _UNIT) * batches * threads < _ENOUGH[constants["FRONT"]]:
         return None
     program = FUSED_AHEAD.program(
         **{**constants, "UNIT": encode == "none"},

@@ -84,7 +84,7 @@ def fused_quantize(
         Of the result.
     row_stride, batch_stride : int
         Of ``x``, in elements.
-    counts_dtype : {"int32", "int64"} or None
+    counts_dtype : {"int32", "int64", "uint32"} or None
         Of ``row_counts`` [batches]; None: all rows count.
     halves : {"split", "interleaved"}
         Where gates lie.

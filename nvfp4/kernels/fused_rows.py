@@ -3,7 +3,7 @@
 Where something of the whole row is needed first (the norm's sum of squares, the maximum of
 "row_amax"), HOLD says where the row waits: in "registers" (PER pieces a thread), in "shared"
 memory, or not at all ("reread": it is read, and made, again); "none": nothing is needed. Sums have
-theXX
+the order of ``golden.hidden``: a piece's squares one after the other, then trees within a
 group of 32 pieces and within a chunk of 32 groups, then chunk after chunk.
 
 A warp has a group: threads take pieces one beside the other, and rows of threads are whole warps.

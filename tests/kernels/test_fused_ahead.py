@@ -9,9 +9,10 @@ import numpy as np
 import pytest
 
 import nvfp4
-from nvfp4 import plans, plans_ahead, plans_fused
+from nvfp4 import launch, plans, plans_ahead, plans_fused
+from nvfp4.arrays import as_array
 
-from .test_fused import EPS, check, data, forget_plans
+from .test_fused import EPS, assert_same, check, data, forget_plans
 
 TYPES = pytest.mark.parametrize("dtype", ["bfloat16", "float16"])
 
@@ -62,13 +63,63 @@ def test_stacks(layout: str, counted: bool, encode: Any) -> None:
     check(lambda: nvfp4.swiglu_quantize(x, "nvfp4", return_hidden=True, **options))
 
 
+@pytest.mark.parametrize("layout", ["tcgen", "linear"])
 @pytest.mark.parametrize("seed", range(2))
-def test_any_order_of_warps_gives_the_same(seed: int) -> None:
-    x, weight = data(40, 320), np.ones(320, np.float32)
-    options: Any = {"encode_scale": "row_amax", "return_hidden": True}
+def test_any_order_of_warps_gives_the_same(seed: int, layout: str) -> None:
+    """Of two warps, and of several rows one after the other in the linear layout."""
+    x, weight = data(6, 1088), np.ones(1088, np.float32)
+    options: Any = {"encode_scale": "row_amax", "scale_layout": layout}
+    check(lambda: nvfp4.quantize(x, "nvfp4", **options), schedule=seed)
     check(lambda: nvfp4.rmsnorm_quantize(x, weight, EPS, "nvfp4", **options), schedule=seed)
-    check(lambda: nvfp4.quantize(x, "nvfp4", encode_scale="row_amax"), schedule=seed)
-    check(lambda: nvfp4.swiglu_quantize(x, "mxfp8"), schedule=seed)
+    gate_up = np.concatenate([x, x], 1)
+    check(lambda: nvfp4.swiglu_quantize(gate_up, "mxfp8", scale_layout=layout), schedule=seed)
+
+
+@pytest.mark.parametrize("format", ["nvfp4", "mxfp8"])
+def test_everything_is_written_of_rows_that_do_not_count(format: str) -> None:
+    """Into arrays full of something else, with pieces for both of a thread's places."""
+    x, weight = data(2, 6, 576, special=False), np.ones(576, np.float32)
+    counts = np.array([3, 0], np.uint32)
+    poisoned = nvfp4.quantize(x, format)
+    normed = np.full_like(x, 7)
+    for part in (poisoned.codes, poisoned.scales):
+        part[...] = 0xAA
+    expected = nvfp4.rmsnorm_quantize(x, weight, EPS, format, row_counts=counts, return_hidden=True)
+    with nvfp4.simulate():
+        nvfp4.rmsnorm_quantize(
+            x, weight, EPS, format, row_counts=counts, norm_out=normed, out=poisoned
+        )
+    assert_same((poisoned, normed), expected)
+
+
+@pytest.mark.parametrize("dtype", [np.int32, np.int64, np.uint32])
+def test_counts_that_no_host_looked_at_are_kept_within_the_capacity(dtype: Any) -> None:
+    """Launched by hand: on a card nobody reads them before the kernel."""
+    x = data(3, 2, 64, special=False)
+    wild = [-5 if np.issubdtype(dtype, np.signedinteger) else 0, np.iinfo(dtype).max, 1]
+    counts = np.array(wild, dtype)
+    expected = nvfp4.quantize(x, "nvfp4", row_counts=np.array([0, 2, 1]))
+    out = nvfp4.quantize(x, "nvfp4")
+    arrays = {"x": x, "row_counts": counts, "codes": out.codes, "scales": out.scales}
+    arrays["decode_scale"] = out.decode_scale
+    more = {
+        "counts_dtype": np.dtype(dtype).name,
+        "front": "plain",
+        "columns": 64,
+        "rows": 2,
+        "batches": 3,
+        "row_stride": 64,
+    }
+    launches = plans_fused.fused_quantize(
+        "sm_90a",
+        **{**FACTS, **more, "batch_stride": 128, "weight": "none"},
+    )
+    (one,) = launches
+    assert one.program.kernel.name == "fused_ahead_quantize"
+    with nvfp4.simulate() as machine:
+        buffers = {name: as_array(array, name) for name, array in arrays.items()}
+        launch.run(launches, buffers, machine=machine)
+    assert_same(out, expected)
 
 
 @TYPES
@@ -87,6 +138,18 @@ def test_pieces_of_usual_gates_have_the_bits_of_the_bounded_ones(halves: str, dt
     x = np.concatenate([gates, ups], 1)
     if halves == "interleaved":
         x = np.stack([gates, ups], 2).reshape(8, 128)
+    check(lambda: nvfp4.swiglu_quantize(x, "nvfp4", halves=halves, return_hidden=True))
+
+
+@TYPES
+@pytest.mark.parametrize("halves", ["split", "interleaved"])
+def test_gates_decide_which_way_a_piece_goes_and_not_ups(halves: str, dtype: str) -> None:
+    gates = np.resize(np.float32([200, -200, -95, -100, -88.5, 103, 0.5, -91]), (4, 64))
+    ups = np.resize(np.float32([0.5, -0.25, 0.75, 1]), (4, 64))
+    x = np.concatenate([gates, ups], 1)
+    if halves == "interleaved":
+        x = np.stack([gates, ups], 2).reshape(4, 128)
+    x = x.astype(data(1, dtype=dtype).dtype)
     check(lambda: nvfp4.swiglu_quantize(x, "nvfp4", halves=halves, return_hidden=True))
 
 
@@ -111,7 +174,10 @@ def test_what_it_cannot_do_goes_to_the_other_kernel() -> None:
     assert not taken(aligned=False)
     assert not taken(row_stride=-7168)
     assert not taken(columns=16384 + 16)
+    assert not taken(row_stride=1 << 31)
     assert not taken(rows=1 << 31)
+    assert not taken(rows=1 << 20, batches=1 << 11)
+    assert not taken(batches=1 << 16) and taken(batches=(1 << 16) - 1, rows=128)
     assert not taken(residual="in")
     assert not taken(encode="amax")
     # Gates and ups of a row do not fit in shared memory.
@@ -126,6 +192,8 @@ def test_few_rows_of_norms_and_gates_stay_with_a_row_a_block(
     assert taken() and not taken(rows=1024)
     assert taken(front="silu", weight="none") and not taken(front="silu", weight="none", rows=2048)
     assert taken(front="plain", weight="none", encode="row_amax", rows=1)
+    # Rows of padding do not count: few rows in each of many matrices.
+    assert not taken(rows=4, batches=64) and taken(rows=128, batches=64)
 
 
 def test_quantize_takes_it_for_scales_of_rows() -> None:
@@ -157,3 +225,6 @@ def test_rows_with_gaps_are_searched_without_them() -> None:
     wide[:, 128:] = 3e38
     x = wide[:, :128]
     check(lambda: nvfp4.quantize(x, "nvfp4", encode_scale="amax"))
+    stack = data(2, 8, 64, special=False)
+    stack[:, 6:] = 3e38
+    check(lambda: nvfp4.quantize(stack[:, :6], "nvfp4", encode_scale="amax"))
