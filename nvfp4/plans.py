@@ -13,13 +13,12 @@ from typing import TYPE_CHECKING, Any
 from ._lazy import getter
 from .architectures import capability
 from .formats import FORMATS, BlockFormat
-from .kernels.quantize import AMAX_CLEAR, AMAX_FINISH, QUANTIZE
+from .kernels.quantize import QUANTIZE
 from .launch import Launch
 from .layouts import TILE_BLOCKS, TILE_ROWS, allocated_tiles
 from .plans_stream import FEW_PIECES, stream
 from .tiling import (
     MAX_YZ,
-    ONE,
     PIECE,
     Launches,
     across,
@@ -27,6 +26,7 @@ from .tiling import (
     block_for,
     ceil_div,
     check_rows,
+    encode_arguments,
     expert_limit,
     grid_for,
     has_dependent_launch,
@@ -148,11 +148,8 @@ def quantize(
     if encode == "row_amax":
         grid = (grid[0], 1, grid[2])
     constants = _constants(fmt, dtype, scale_layout, scale_rounding, encode == "none", aligned)
-    # A number goes by value; a pointer must point somewhere, whether it is read or not.
-    number = "encode_scale" if encode == "scalar" else 1.0
-    pointer = "encode_scale" if encode in ("array", "batch", "row") else "decode_scale"
     shape = (rows, columns, batches, row_stride, batch_stride)
-    args = ("x", "codes", "scales", pointer, number, "decode_scale", *shape)
+    args = ("x", "codes", "scales", *encode_arguments(encode), "decode_scale", *shape)
     main = Launch(QUANTIZE.program(**constants, ENCODE=encode), grid, block, 0, args)
     if aligned and encode != "row_amax" and not reference:
         tma = None
@@ -167,15 +164,9 @@ def quantize(
         main = ahead(arch, fmt, constants | PLAIN, encode, *shape) or main
     if encode != "amax":
         return (main,)
-    from .plans_amax import search
+    from .plans_amax import behind_search, search
 
-    find = search(dtype, *shape, aligned=aligned, reference=reference)
-    return (
-        Launch(AMAX_CLEAR.program(), ONE, ONE, 0, ("decode_scale",)),
-        find,
-        main,
-        Launch(AMAX_FINISH.program(), ONE, ONE, 0, ("decode_scale",)),
-    )
+    return behind_search(search(dtype, *shape, aligned=aligned, reference=reference), main)
 
 
 #: Blocks that fill a large card several times over.
@@ -254,8 +245,7 @@ def grouped_quantize(
     constants |= index_constants(offsets_dtype, ids_dtype, indices_dtype, starts_dtype)
     args = (
         *("x", "codes", "scales", "row_offsets", "expert_ids", "row_indices", "tile_starts"),
-        "encode_scale" if encode in ("array", "expert", "row") else "decode_scale",
-        "encode_scale" if encode == "scalar" else 1.0,
+        *encode_arguments(encode),
         *("decode_scale", input_rows, rows, columns, row_stride, groups),
         expert_limit(experts),
         tiles or 0,

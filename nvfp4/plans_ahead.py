@@ -10,7 +10,7 @@ from .formats import BlockFormat
 from .kernels.fused_ahead import FUSED_AHEAD, STATE
 from .launch import Launch
 from .layouts import TILE_ROWS
-from .tiling import MAX_YZ, PIECE, ceil_div, padded_pieces
+from .tiling import MAX_YZ, PIECE, ceil_div, encode_arguments, padded_pieces
 
 __all__ = ["PLAIN", "ahead"]
 
@@ -98,8 +98,7 @@ def ahead(
         "weight" if constants["FRONT"] == "rms" else "x",
         "hidden" if constants["HIDDEN"] else "codes",
         *("codes", "scales", "codes" if counts is None else "row_counts"),
-        "encode_scale" if encode in ("array", "batch", "row") else "decode_scale",
-        "encode_scale" if encode == "scalar" else 1.0,
+        *encode_arguments(encode),
         *("decode_scale", eps, rows, columns // PIECE, all_pieces),
         *(row_stride * itemsize, batch_stride * itemsize, columns // fmt.codes_per_byte, blocks),
     )

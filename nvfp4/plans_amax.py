@@ -1,13 +1,13 @@
-"""The plan of a search for the largest magnitude of a tensor."""
+"""Plans of what a quantiser by the largest magnitude of a tensor has around it."""
 
 from __future__ import annotations
 
 from .kernels.amax import AMAX_FLAT, SHARED, THREADS, VECTORS
-from .kernels.quantize import AMAX
+from .kernels.quantize import AMAX, AMAX_CLEAR, AMAX_FINISH
 from .launch import Launch
-from .tiling import PIECE, at_least_one, block_for, ceil_div, grid_for
+from .tiling import ONE, PIECE, Launches, at_least_one, block_for, ceil_div, grid_for
 
-__all__ = ["search"]
+__all__ = ["behind_search", "search"]
 
 
 def search(
@@ -23,7 +23,7 @@ def search(
 ) -> Launch:
     """Find it: as vectors where rows lie one behind the other, else row by row.
 
-    Parameters are those of ``plans.quantize``; ``decode_scale`` must be 0 before.
+    Parameters are those of ``plans.quantize``.
     """
     vectors = batches * rows * columns * (4 if dtype == "float32" else 2) // 16
     no_gaps = row_stride == columns and (batches == 1 or batch_stride == rows * columns)
@@ -40,4 +40,17 @@ def search(
         block,
         0,
         ("x", "decode_scale", rows, columns, batches, row_stride, batch_stride),
+    )
+
+
+def behind_search(find: Launch, main: Launch) -> Launches:
+    """A search that leaves the maximum in ``decode_scale``, and the quantiser that reads it there.
+
+    Before the search it is 0, and in the end the decode scale.
+    """
+    return (
+        Launch(AMAX_CLEAR.program(), ONE, ONE, 0, ("decode_scale",)),
+        find,
+        main,
+        Launch(AMAX_FINISH.program(), ONE, ONE, 0, ("decode_scale",)),
     )

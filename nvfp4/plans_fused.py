@@ -5,24 +5,23 @@ from __future__ import annotations
 import functools
 from typing import Any, NamedTuple
 
-from .architectures import capability
 from .formats import FORMATS
 from .kernels.fused import FUSED
 from .kernels.fused_rows import ROW_STATE
-from .kernels.quantize import AMAX_CLEAR, AMAX_FINISH
 from .launch import Launch
 from .layouts import TILE_BLOCKS, TILE_BYTES, TILE_ROWS, allocated_tiles
 from .plans_ahead import ahead
 from .tiling import (
     MAX_X,
     MAX_YZ,
-    ONE,
     PIECE,
     Extent,
     Launches,
     ceil_div,
     check_rows,
+    encode_arguments,
     expert_limit,
+    has_dependent_launch,
     index_constants,
     padded_pieces,
 )
@@ -123,20 +122,16 @@ def fused_quantize(
             return (one,)
     common = (format, dtype, shape, eps)
     # Between the maximum and what becomes of it, nothing starts early.
-    early = capability(arch)[0] >= 9 and encode != "amax"
+    early = has_dependent_launch(arch) and encode != "amax"
     own = {**options, "RESIDUAL": residual, "HIDDEN": hidden}
     main = _dense_launch(own, *common, scale_layout, encode, early=early)
     if encode != "amax":
         return (main,)
     # What the search for the maximum makes, it makes again.
     less = {**options, "RESIDUAL": "none" if residual == "none" else "in", "HIDDEN": False}
-    search = _dense_launch(less, *common, "linear", "none", task="amax")
-    return (
-        Launch(AMAX_CLEAR.program(), ONE, ONE, 0, ("decode_scale",)),
-        search,
-        main,
-        Launch(AMAX_FINISH.program(), ONE, ONE, 0, ("decode_scale",)),
-    )
+    from .plans_amax import behind_search
+
+    return behind_search(_dense_launch(less, *common, "linear", "none", task="amax"), main)
 
 
 def _dense_launch(
@@ -169,7 +164,7 @@ def _dense_launch(
     )
     args = (
         *_BUFFERS,
-        *_encode_arguments(encode, ("array", "batch", "row")),
+        *encode_arguments(encode),
         *("decode_scale", "decode_scale", eps, 0, rows, batches, columns // PIECE, plan.all_pieces),
         *(row_stride * itemsize, batch_stride * itemsize, codes_row, scales_row, scales_matrix),
         *(units, lines, 0, 0, 0, 0),
@@ -257,7 +252,7 @@ def grouped_fused_quantize(
     )
     args = (
         *_BUFFERS,
-        *_encode_arguments(encode, ("array", "expert", "row")),
+        *encode_arguments(encode),
         *(
             "decode_scale",
             "decode_scale",
@@ -272,7 +267,7 @@ def grouped_fused_quantize(
         *(units, _LINES, shift, groups, expert_limit(experts), tiles or 0),
     )
     grid = (min(MAX_X, max(1, units)), 1, 1)
-    early = capability(arch)[0] >= 9
+    early = has_dependent_launch(arch)
     return (Launch(program, grid, plan.block, plan.shared, args, programmatic=early),)
 
 
@@ -360,9 +355,3 @@ def _row_bytes(format: str, columns: int, layout: str) -> tuple[int, int]:
 def _wide(*numbers: int) -> bool:
     # Rows may go backwards: a negative stride is no number of 32 bits without a sign.
     return max(numbers) >= 1 << 31 or min(numbers) < 0
-
-
-def _encode_arguments(encode: str, pointers: tuple[str, ...]) -> tuple[str | float, ...]:
-    # A pointer must point somewhere, whether it is read or not; a number goes by value.
-    pointer = "encode_scale" if encode in pointers else "decode_scale"
-    return pointer, "encode_scale" if encode == "scalar" else 1.0

@@ -21,6 +21,7 @@ __all__ = [
     "block_for",
     "ceil_div",
     "check_rows",
+    "encode_arguments",
     "expert_limit",
     "grid_for",
     "has_dependent_launch",
@@ -123,6 +124,15 @@ def magic(divisor: int) -> tuple[int, int]:
         if factor < 1 << 32 and (factor * divisor - (1 << 32 + shift)) << 31 < 1 << 32 + shift:
             return factor, shift
     raise ValueError(f"no multiplier for division by {divisor}")
+
+
+def encode_arguments(encode: str) -> tuple[str, str | float]:
+    """The encode scale as quantisers take it, as a pointer and as a number; `encode`: its kind.
+
+    A pointer must point somewhere, whether it is read or not; a number goes by value.
+    """
+    pointer = "encode_scale" if encode in ("array", "batch", "expert", "row") else "decode_scale"
+    return pointer, "encode_scale" if encode == "scalar" else 1.0
 
 
 def padded_pieces(fmt: BlockFormat, columns: int, layout: str) -> int:

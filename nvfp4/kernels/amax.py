@@ -42,9 +42,9 @@ from ..ptx.memory import (
     shared_base,
     st_shared_u32,
 )
-from ..ptx.packed import amax_bf16x2, amax_f16x2
 from ..ptx.warp import redux_max_u32
 from .quantize import ELEMENT_CONSTANTS
+from .stream import larger_words
 
 INPUT = "bfloat16"
 
@@ -56,10 +56,8 @@ ZERO = np.float32(0.0)
 
 def larger(a, b):
     """Of two words of elements the larger magnitudes; NaN for NaN."""
-    if INPUT == "bfloat16":
-        return amax_bf16x2(a, b)
-    elif INPUT == "float16":
-        return amax_f16x2(a, b)
+    if INPUT != "float32":
+        return larger_words(a, b)
     else:
         # The patterns of magnitudes are ordered as the values, NaN above infinity.
         return max_u32(and_u32(a, 0x7FFFFFFF), and_u32(b, 0x7FFFFFFF))

@@ -35,7 +35,7 @@ from ..ptx.control import griddepcontrol_launch_dependents, griddepcontrol_wait
 from ..ptx.memory import red_max_global_u32
 from ..ptx.warp import redux_max_u32
 from .fused_pieces import piece_bytes
-from .fused_rows import quantize_row
+from .fused_rows import quantize_row, rows_with_data
 from .grouped_quantize import INDEX_DTYPES, clear_tile, encode_scale_of, store_range_scales
 from .groups import expert_of, find_tile, load_index, row_of_none, source_row
 from .quantize import ELEMENT_CONSTANTS, encode_scale_for
@@ -77,14 +77,6 @@ def scale_row_place(row, scales_row):
         return times(row, scales_row)
     else:
         return times(row >> 7, scales_row) + ((row & 31) << 4) + ((row & 127) >> 5 << 2)
-
-
-def rows_with_data(row_counts, batch, rows):
-    """How many rows of a matrix count."""
-    if COUNTS == "none":
-        return rows
-    else:
-        return min(max(load_index(row_counts, batch, COUNTS), 0), rows)
 
 
 def serve_dense(inputs, outputs, row_counts, encode, eps, matrix, steps, sizes, work):

@@ -73,8 +73,7 @@ from ..ptx.memory import (
 )
 from ..ptx.warp import redux_max_u32, shfl_xor_f32
 from .fused_pieces import amax_of_block, piece_bytes, store_piece, store_quantised
-from .fused_rows import held_half, root_of_mean, sum_of_lanes
-from .groups import load_index
+from .fused_rows import held_half, root_of_mean, rows_with_data, sum_of_lanes
 from .hidden import gated_halves, load_weight, normalised_half, squares, zero_half
 from .quantize import ELEMENT_CONSTANTS, encode_scale_for
 from .scales import SIXTH, encode_scale_of_amax
@@ -132,15 +131,6 @@ def fetch(x, matrix_at, row, x_row, there, pieces):
     mbarrier_arrive_expect_tx(barrier, count)
     at = matrix_at + i64_of_u32(row) * i64_of_u32(x_row)
     bulk_load(there, ptr_address(x, at), count, barrier)
-
-
-def rows_with_data(row_counts, batch, rows):
-    """How many rows of a matrix count."""
-    if COUNTS == "none":
-        return rows
-    else:
-        count = max(load_index(row_counts, batch, COUNTS), 0)
-        return u32_of_i64(min(count, i64_of_u32(rows)))
 
 
 def held_piece(row, piece, pieces):
@@ -351,7 +341,7 @@ def fused_ahead(
     zero = shl_u32(0, 0)
     parity = zero
     griddepcontrol_wait()
-    count = rows_with_data(row_counts, i64_of_u32(batch), rows)
+    count = u32_of_i64(rows_with_data(row_counts, i64_of_u32(batch), i64_of_u32(rows)))
     if leader and lt_u32(row, count):
         fetch(x, matrix_at, row, x_row, there, pieces)
     if FRONT == "rms":

@@ -8,7 +8,7 @@ group of 32 pieces and within a chunk of 32 groups, then chunk after chunk.
 
 A warp has a group: threads take pieces one beside the other, and rows of threads are whole warps.
 
-Compile-time constants: those of ``fused_pieces``; HOLD, PER, TASK, ENCODE.
+Compile-time constants: those of ``fused_pieces``; HOLD, PER, TASK, ENCODE, COUNTS.
 """
 
 from __future__ import annotations
@@ -52,11 +52,13 @@ from .fused_pieces import (
     piece_bytes,
     store_piece,
 )
+from .groups import load_index
 from .hidden import squares, zero_half
 from .scales import SIXTH, encode_scale_of_amax
 
 INPUT = "bfloat16"
 ENCODE = "none"
+COUNTS = "none"
 FRONT = "rms"
 TASK = "quantize"
 HOLD = "registers"
@@ -192,6 +194,14 @@ def largest_of_row(amax):
 
 
 # Rows --------------------------------------------------------------------------------------------
+
+
+def rows_with_data(row_counts, batch, rows):
+    """How many rows of a matrix count."""
+    if COUNTS == "none":
+        return rows
+    else:
+        return min(max(load_index(row_counts, batch, COUNTS), 0), rows)
 
 
 def encode_factors(g):

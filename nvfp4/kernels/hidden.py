@@ -43,8 +43,6 @@ from ..ptx.memory import (
     st_global_v4_u32,
 )
 from ..ptx.packed import (
-    amax_bf16x2,
-    amax_f16x2,
     max_nan_bf16x2,
     max_nan_f16x2,
     min_nan_bf16x2,
@@ -52,7 +50,7 @@ from ..ptx.packed import (
 )
 from ..ptx.scaled import rcp_rn_normal
 from .elements import ZEROS
-from .stream import amax_piece, load_half_piece, widen
+from .stream import amax_piece, larger_words, largest_word, load_half_piece, widen
 
 INPUT = "bfloat16"
 ALIGNED = True
@@ -387,28 +385,13 @@ def usual_gates(a, b, c, d):
     """Whether all gates of a piece are at most 68, so that nothing overflows; none is NaN."""
     if HALVES == "split":
         return amax_piece(a, c) <= USUAL
-    elif INPUT == "bfloat16":
-        m = amax_bf16x2(largest_words_bf16(a, b), largest_words_bf16(c, d))
-        return abs_f32(f32_of_bf16(m)) <= USUAL
     else:
-        m = amax_f16x2(largest_words_f16(a, b), largest_words_f16(c, d))
-        return abs_f32(f32_of_f16(m)) <= USUAL
-
-
-def largest_words_bf16(a, b):
-    """Largest magnitudes, of any sign, of the low and of the high halves of eight words."""
-    return amax_bf16x2(
-        amax_bf16x2(amax_bf16x2(a[0], a[1]), amax_bf16x2(a[2], a[3])),
-        amax_bf16x2(amax_bf16x2(b[0], b[1]), amax_bf16x2(b[2], b[3])),
-    )
-
-
-def largest_words_f16(a, b):
-    """The same of float16."""
-    return amax_f16x2(
-        amax_f16x2(amax_f16x2(a[0], a[1]), amax_f16x2(a[2], a[3])),
-        amax_f16x2(amax_f16x2(b[0], b[1]), amax_f16x2(b[2], b[3])),
-    )
+        m = larger_words(largest_word(a), largest_word(b))
+        m = larger_words(m, larger_words(largest_word(c), largest_word(d)))
+        if INPUT == "bfloat16":
+            return abs_f32(f32_of_bf16(m)) <= USUAL
+        else:
+            return abs_f32(f32_of_f16(m)) <= USUAL
 
 
 def gated_halves(a, b, c, d):

@@ -109,22 +109,29 @@ def widen(raw):
         )
 
 
+def larger_words(a, b):
+    """The larger magnitudes, of any sign, in two words of pairs of 16-bit floats; NaN for NaN."""
+    if INPUT == "bfloat16":
+        return amax_bf16x2(a, b)
+    else:
+        return amax_f16x2(a, b)
+
+
+def largest_word(v):
+    """The same of four words."""
+    return larger_words(larger_words(v[0], v[1]), larger_words(v[2], v[3]))
+
+
 def amax_piece(a, b):
     """Largest magnitude of a piece, NaN if there is one."""
     if INPUT == "float32":
         return max_nan_f32(amax8(a), amax8(b))
-    elif INPUT == "bfloat16":
-        m = amax_bf16x2(
-            amax_bf16x2(amax_bf16x2(a[0], a[1]), amax_bf16x2(a[2], a[3])),
-            amax_bf16x2(amax_bf16x2(b[0], b[1]), amax_bf16x2(b[2], b[3])),
-        )
-        return uint_as_float(and_u32(amax_bf16x2(m, shl_u32(m, 16)), 0x7FFF0000))
     else:
-        m = amax_f16x2(
-            amax_f16x2(amax_f16x2(a[0], a[1]), amax_f16x2(a[2], a[3])),
-            amax_f16x2(amax_f16x2(b[0], b[1]), amax_f16x2(b[2], b[3])),
-        )
-        return f32_of_f16(and_u32(amax_f16x2(m, shr_u32(m, 16)), 0x7FFF))
+        m = larger_words(largest_word(a), largest_word(b))
+        if INPUT == "bfloat16":
+            return uint_as_float(and_u32(larger_words(m, shl_u32(m, 16)), 0x7FFF0000))
+        else:
+            return f32_of_f16(and_u32(larger_words(m, shr_u32(m, 16)), 0x7FFF))
 
 
 def exact_factors(g):

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import Any
 
 import ml_dtypes
@@ -10,30 +10,11 @@ import numpy as np
 import pytest
 
 import nvfp4
-from nvfp4 import plans, plans_ahead, plans_fused
-from nvfp4.api import _repeat, dense
 from nvfp4.formats import FORMATS
+from tests.kernels.test_fused import way  # noqa: F401
 
 DTYPES = {"bfloat16": ml_dtypes.bfloat16, "float16": np.float16, "float32": np.float32}
 EPS = 1e-5
-
-
-@pytest.fixture(params=["a row a block", "a row ahead"], autouse=True)
-def way(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    """Whether dense calls take ``kernels.fused_ahead``, however small they are, or never."""
-    enough = 0 if request.param == "a row ahead" else 1 << 62
-    monkeypatch.setattr(plans_ahead, "_ENOUGH", dict.fromkeys(plans_ahead._ENOUGH, enough))
-    forget_plans()
-    yield
-    forget_plans()
-
-
-def forget_plans() -> None:
-    """Let every plan be made anew, also of calls that are remembered."""
-    plans_fused.fused_quantize.cache_clear()
-    plans.quantize.cache_clear()
-    dense._dense_call.cache_clear()
-    _repeat.forget()
 
 
 def data(*shape: int, dtype: str = "bfloat16", seed: int = 0) -> np.ndarray:

@@ -12,7 +12,7 @@ import pytest
 
 import nvfp4
 from nvfp4 import plans, plans_ahead, plans_fused
-from nvfp4.api import dense
+from nvfp4.api import _repeat, dense
 from nvfp4.formats import FORMATS
 
 DTYPES = {"bfloat16": ml_dtypes.bfloat16, "float16": np.float16, "float32": np.float32}
@@ -65,10 +65,11 @@ def check(call: Callable[[], Any], **machine: Any) -> None:
 
 
 def forget_plans() -> None:
-    """Let every plan be made anew."""
+    """Let every plan be made anew, also of calls that are remembered."""
     for plan in (plans_fused.fused_quantize, plans_fused.grouped_fused_quantize, plans.quantize):
         plan.cache_clear()
     dense._dense_call.cache_clear()
+    _repeat.forget()
 
 
 @pytest.fixture(params=["a row a block", "a row ahead"], autouse=True)
